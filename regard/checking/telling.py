@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 
 from regard.laws import Case, CouldNotBeAsked, Finding, SameAs, Subject, ask, subject
+from regard.laws.layouts import HEADS_LAST
 from regard.laws.signatures import ANY_MASKS, KEY_MASKS, find_softcap, says_mask
 
 LAYOUT_WORDS = {
     "heads last": "q, k, v [B,T,H,K]",
     "tokens first": "q, k, v [T,B,H,K]",
+    "multi-query": "q [B,H,T,K] and k, v [B,S,K], which all its heads share",
+    "multi-query, heads last": "q [B,T,H,K] and k, v [B,S,K], which all its heads share",
     "merged": "q, k, v [B,T,H·K]",
     "flat": "q, k, v [n,T,K]",
     "matrices": "q, k, v [T,K], one sequence at a time",
@@ -37,6 +40,9 @@ def tell_taken(s: Subject) -> list[str]:
         sentences.append(f"{s.label} was taken to answer {layout.single}, a call for each query, where it runs.")
     elif layout.name in LAYOUT_WORDS:
         sentences.append(f"{s.label} was taken for attention over {LAYOUT_WORDS[layout.name]}, where it runs.")
+    if s.output_form == "transposed":  # type: ignore[attr-defined]
+        given, got = ("[B,T,H,K]", "[B,H,T,V]") if layout is HEADS_LAST else ("[B,H,T,K]", "[B,T,H,V]")
+        sentences.append(f"{s.label} was taken to return {got} for queries {given}.")
     own_autocast = s.own_autocast  # type: ignore[attr-defined]
     if own_autocast is not None:
         sentences.append(
@@ -54,7 +60,7 @@ def tell_taken(s: Subject) -> list[str]:
     said = None
     if mask is not None:
         said = says_mask(s.pristine, mask.name)  # type: ignore[attr-defined]
-    if mask is not None and said is not None:
+    if mask is not None and said is not None and mask.shape != "lengths":
         sentences.append(f"{s.label} was asked with True in {mask.name} for what is {said}, as its docstring says.")
         mask = mask._replace(marks="")
     if mask is not None and mask.shape == "batch pairs":

@@ -1,4 +1,4 @@
-"""The command line: parse, call, print. Exit codes: 0 fine, 1 a law or check failed, 2 bad input, 130 interrupted."""
+"""The command line: parse, call, print. Exit codes: 0 success, 1 failed check, 2 wrong input, 130 interrupted."""
 
 from regard.cli.app import main
 

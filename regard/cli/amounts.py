@@ -1,10 +1,10 @@
-"""Large and small amounts as people write them."""
+"""Formatting large and small amounts."""
 
 from __future__ import annotations
 
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
-# From here on a number rounds up to the next unit: 999.5 is 1.00 k and not 1,000.
+# A share of a unit from which on a number is written in it: 999.5 is 1.00 k and not 1,000.
 _ROUNDS_UP = 0.9995
 
 
@@ -32,7 +32,7 @@ def format_seconds(x: float) -> str:
 
 
 def _three_digits(x: float) -> str:
-    """Formats a number with three significant digits, and all of those before the point."""
+    """Formats a number with three significant digits, or all digits before the point if there are more."""
     if x >= 1000:
         return f"{x:,.0f}"
     whole = len(str(int(abs(x))))

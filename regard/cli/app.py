@@ -1,4 +1,4 @@
-"""The app and its exit codes. Commands are imported when they are asked for (`regard.cli.commands`)."""
+"""The app and its exit codes. Commands are imported when they are used (`regard.cli.commands`)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ app = typer.Typer(
 
 
 def _print_version(wanted: bool) -> None:
-    """Prints the version and ends, where --version was given."""
+    """Prints the version and exits, if --version was given."""
     if wanted:
         print(f"regard {__version__}")
         raise typer.Exit
@@ -46,17 +46,17 @@ def _options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Takes the options before any command, and refuses commands that are not for several processes."""
+    """Handles options before a command; raises an OptionError if torchrun runs a command that is for one process."""
     process = _torchrun_process()
     if process is not None and process.world_size > 1 and context.invoked_subcommand != "train":
         raise OptionError(
-            f"`regard {context.invoked_subcommand}` is for one process, torchrun started {process.world_size}: "
-            "start it without; `regard train` takes several"
+            f"`regard {context.invoked_subcommand}` runs in one process, but torchrun started {process.world_size}: "
+            "start it without torchrun; only `regard train` runs in several"
         )
 
 
 def _torchrun_process() -> Process | None:
-    """Returns this process among those that torchrun started; None where it did not, and PyTorch is not needed yet."""
+    """Returns this process's place among those of torchrun; None without torchrun, and without importing PyTorch."""
     if "WORLD_SIZE" not in os.environ:
         return None
     from regard.train.distributed import Process
@@ -74,11 +74,11 @@ def main() -> None:
     is_main = process is None or process.is_main
     warnings.showwarning = print_warning
     if not is_main:
-        # Every process warns of the same; one line of it is enough.
+        # All processes give the same warnings, so one prints them.
         warnings.showwarning = _drop_warning
     try:
         code = app(standalone_mode=False)
-        if code == INTERRUPTED:  # what typer makes of Ctrl-C, without a word
+        if code == INTERRUPTED:  # typer returns this code for Ctrl-C, without a message
             raise KeyboardInterrupt
     except Interrupted as stopped:
         if is_main:
@@ -90,7 +90,7 @@ def main() -> None:
             message = f"process {process.rank}: {error}"
         print_error(message)
         code = 2
-    except (KeyboardInterrupt, typer.Abort):  # the second is what older ones of typer make of it
+    except (KeyboardInterrupt, typer.Abort):  # older versions of typer raise Abort for Ctrl-C
         if is_main:
             print_error("interrupted")
         code = INTERRUPTED
@@ -102,7 +102,7 @@ def main() -> None:
         elif code is None:
             raise
     if process is not None and process.world_size > 1:
-        # gloo's threads may still hold tensors, and Python's own way to end would abort with them.
+        # A normal exit of Python could abort, as threads of gloo may still hold tensors.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code or 0)
@@ -110,14 +110,14 @@ def main() -> None:
 
 
 def _explain_exception(error: Exception) -> int | None:
-    """Prints what an exception of the parser or of the memory says, and returns the exit code; None for any other: it
-    is a bug, and wants its traceback."""
-    # A usage error of the parser knows how to show itself.
+    """Prints an error of the parser or an out-of-memory error, and returns the exit code; None for any other exception,
+    which is a bug and keeps its traceback."""
+    # Usage errors of the parser have a method that prints them.
     show = getattr(error, "show", None)
     if show is not None:
         show()
         return int(getattr(error, "exit_code", 2))
-    from regard.devices import requested_memory  # it needs PyTorch, which has been imported where memory ran out
+    from regard.devices import requested_memory  # imports PyTorch, which is loaded already if memory ran out
 
     asked = requested_memory(error)
     if asked is None:

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from regard.cli.show import align_right, console, print_text, table
 from regard.train.inspection import FirstBatch, TokenRow
 
-SHOWN = 12  # places of the first row at its beginning, half as many at its end
-TEXT = 240  # characters of a row
+SHOWN = 12  # tokens shown from the beginning of the first row; half as many from its end
+TEXT = 240  # characters shown of a row
 PADDING = "padding"
 NO_LOSS = "no loss"
 
 
 def print_batch(name: str, batch: FirstBatch) -> None:
-    """Prints the tensors of a batch, the places of its first row side by side, and all rows as text."""
+    """Prints the tensors of a batch, the tokens of its first row beside their targets, and all rows as text."""
     out = console()
     for note in batch.notes:
         console(stderr=True).print(note, style="dim", soft_wrap=True)
@@ -33,7 +33,7 @@ def print_batch(name: str, batch: FirstBatch) -> None:
 
 
 def _print_source(row: TokenRow) -> None:
-    """Prints the places that the encoder reads."""
+    """Prints the tokens that the encoder reads."""
     _print_title("Row 0, encoder")
     made = table("place", "id", "the encoder reads")
     for place in _chosen_places(row):
@@ -46,7 +46,7 @@ def _print_source(row: TokenRow) -> None:
 
 
 def _print_targets(x: TokenRow, y: TokenRow, reads: str) -> None:
-    """Prints what is read at each place beside what is to be said there."""
+    """Prints the token at each place beside the target there."""
     _print_title("Row 0, read and target")
     made = table("place", "id", reads, "target id", "target")
     for place in _chosen_places(x):
@@ -61,7 +61,7 @@ def _print_targets(x: TokenRow, y: TokenRow, reads: str) -> None:
 
 
 def _print_texts(batch: FirstBatch, reads: str) -> None:
-    """Prints each row as text; what is long is cut in the middle."""
+    """Prints each row as text; long rows are cut in the middle."""
     for n, (x, y) in enumerate(zip(batch.x, batch.y, strict=True)):
         _print_title(f"Row {n}")
         if batch.source:
@@ -71,7 +71,7 @@ def _print_texts(batch: FirstBatch, reads: str) -> None:
 
 
 def _chosen_places(row: TokenRow) -> Sequence[int | None]:
-    """Returns the first places of a row, None for those between, and the last before its padding and one of padding."""
+    """Returns the places to show: the first of a row, None for a gap, its last, and one of padding."""
     length = sum(row.counted)
     last = min(len(row.ids), length + 1)
     if last <= SHOWN + SHOWN // 2 + 1:
@@ -86,14 +86,14 @@ def _describe(row: TokenRow) -> str:
 
 
 def _token(row: TokenRow, place: int, instead: str) -> str:
-    """Returns a token in quotation marks, or what stands for one that does not count."""
+    """Returns a token in quotation marks, or `instead` for one that does not count."""
     if not row.counted[place]:
         return instead
     return repr(row.tokens[place])
 
 
 def _cut(text: str) -> str:
-    """Returns a text on one line, without its middle where it is long."""
+    """Returns a text on one line; a long one without its middle."""
     text = text.replace("\n", "↵")
     if len(text) <= TEXT:
         return text

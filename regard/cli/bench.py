@@ -34,27 +34,31 @@ ON_GPU: dict[str, Any] = {"tokens": (1024, 4096, 16384, 65536), "total": 32768}
 
 
 def bench(
-    mechanisms: Annotated[list[str] | None, typer.Argument(help="Who races; none: all.")] = None,
-    tokens: Annotated[str | None, typer.Option(help="Lengths, e.g. 256,1024,4096.")] = None,
-    passes: Annotated[str, typer.Option(help="What is timed.")] = ",".join(PASSES),
-    batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
-    total: Annotated[int, typer.Option(help="As many sequences as make so many tokens, instead of --batch.")] = 0,
-    heads: Annotated[int | None, typer.Option(help="Query heads; none: 16 on a GPU, else 8.")] = None,
-    kv_heads: Annotated[int | None, typer.Option(help="Key/value heads; none: as many.")] = None,
-    width: Annotated[int, typer.Option(help="Of a head.")] = 64,
-    features: Annotated[int, typer.Option(help="Of performer and fourier.")] = 256,
-    not_causal: Annotated[bool, typer.Option("--not-causal", help="Every token sees all.")] = False,
-    dtype: Annotated[str | None, typer.Option(help="fp32, bf16 …; none: bf16 on a GPU, else fp32.")] = None,
-    device: Annotated[str | None, typer.Option(help="Where to race; none: a GPU where there is one.")] = None,
-    peers: Annotated[bool, typer.Option("--peers", help="Others' implementations too, where installed.")] = False,
-    plugin: Annotated[list[str] | None, typer.Option(help="file.py[:name] with a mechanism or function.")] = None,
+    mechanisms: Annotated[list[str] | None, typer.Argument(help="Mechanisms to race; default: all.")] = None,
+    tokens: Annotated[str | None, typer.Option(help="Sequence lengths, e.g. 256,1024,4096.")] = None,
+    passes: Annotated[str, typer.Option(help="Which passes are timed, with commas between.")] = ",".join(PASSES),
+    batch: Annotated[int, typer.Option(help="Sequences in a batch.")] = 1,
+    total: Annotated[int, typer.Option(help="Tokens of all sequences together, instead of --batch.")] = 0,
+    heads: Annotated[int | None, typer.Option(help="Query heads; default: 16 on a GPU, else 8.")] = None,
+    kv_heads: Annotated[int | None, typer.Option(help="Key/value heads; default: as many as --heads.")] = None,
+    width: Annotated[int, typer.Option(help="Width of a head.")] = 64,
+    features: Annotated[int, typer.Option(help="Random features of performer and fourier.")] = 256,
+    not_causal: Annotated[bool, typer.Option("--not-causal", help="Every token attends to all tokens.")] = False,
+    dtype: Annotated[str | None, typer.Option(help="fp32, bf16 …; default: bf16 on a GPU, else fp32.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: a GPU if there is one.")] = None,
+    peers: Annotated[bool, typer.Option("--peers", help="Also time other libraries, if installed.")] = False,
+    plugin: Annotated[list[str] | None, typer.Option(help="A file.py[:name] to race, too; repeatable.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Short lengths and few repeats: half a minute.")] = False,
-    patience: Annotated[float | None, typer.Option(help="Seconds that one run may take.")] = None,
-    seed: Annotated[int, typer.Option(help="Of random features and of the laws' cases.")] = 0,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder; none: runs/bench-<stamp>.")] = None,
+    patience: Annotated[
+        float | None, typer.Option(help="Skip lengths at which a run should take more seconds.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of random features and of the laws' cases.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The folder to write; default: runs/bench-<time>.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Race mechanisms on this machine: time, memory, FLOP/s and bytes/s over length, beside the floor."""
+    """Time mechanisms on this machine: time, memory, FLOP/s and bytes/s by length, beside the least time possible."""
     device = device or _default_device()
     settings: dict[str, Any] = {}
     default_heads = 8
@@ -65,7 +69,7 @@ def bench(
         default_dtype = "bf16"
     if quick:
         settings |= QUICK
-    # What was said on the command line overrides what stands for a GPU or a quick race.
+    # Options of the command line override the presets of a GPU or a quick race.
     if tokens:
         settings["tokens"] = _parse_tokens(tokens)
     if total:
@@ -91,7 +95,7 @@ def bench(
     peer_names: Sequence[str] = ()
     if peers:
         peer_names = PEER_NAMES
-    with claimed(folder, [RESULTS], (folder / RESULTS).exists):  # results are never written over
+    with claimed(folder, [RESULTS], (folder / RESULTS).exists):  # results are never overwritten
         with _progress() as say:
             strangers = [plugged(file) for file in plugin or ()]
             save = partial(_write_results, folder, head)
@@ -108,7 +112,7 @@ def bench(
 
 
 def _default_device() -> str:
-    """Returns cuda where there is a GPU, else cpu."""
+    """Returns "cuda" if there is a GPU, else "cpu"."""
     if torch.cuda.is_available():
         return "cuda"
     return "cpu"
@@ -123,7 +127,7 @@ def _parse_tokens(text: str) -> tuple[int, ...]:
 
 
 def _write_results(folder: Path, head: dict[str, Any], results: RaceResults) -> None:
-    """Writes results.json; the race does it after each size, so that little is lost when it is killed."""
+    """Writes results.json; called after each size, so that little is lost if the race is killed."""
     with atomic_write(folder / RESULTS) as file:
         file.write(json_format.dumps(head | results.as_dict(), indent=1, ensure_ascii=False).encode() + b"\n")
 
@@ -139,13 +143,13 @@ def _write_files(results: RaceResults, folder: Path, head: dict[str, Any]) -> No
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """Shows a status line while a race runs, and yields what changes it."""
+    """Shows a status line while a race runs, and yields the function that changes its text."""
     with console(stderr=True).status("racing") as status:
         yield status.update
 
 
 def _print_results(results: RaceResults, folder: Path) -> None:
-    """Prints the tables of a race and where its files are."""
+    """Prints the tables of a race and the paths of its files."""
     out = console()
     out.print(_describe_device(results))
     for passing, title in pages.PASSES.items():
@@ -166,7 +170,7 @@ def _print_results(results: RaceResults, folder: Path) -> None:
 
 
 def _describe_device(results: RaceResults) -> str:
-    """Returns the name of the device with its peak and bandwidth, and who says so."""
+    """Returns the name of the device with its peak, its bandwidth and their source."""
     device = results.device
     peak = ""
     if device.flops:
@@ -178,9 +182,9 @@ def _describe_device(results: RaceResults) -> str:
 
 
 def _pass_table(rows: list[list[str]], title: str) -> Table:
-    """Returns the table of one pass: rows of one name together, the name in the first of them only."""
+    """Returns the table of one pass, grouped by name; only the first row of a group has the name."""
     made = align_right(table(*pages.COLUMNS, title=title), 1)
-    # Rows come by length; a reader compares the lengths of one name.
+    # Rows are sorted by length; readers compare the lengths of one name.
     groups: dict[str, list[list[str]]] = {}
     for name, *cells in rows:
         groups.setdefault(name, []).append(cells)

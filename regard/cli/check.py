@@ -50,37 +50,37 @@ def check(
         ),
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="fp64, fp32, bf16 or fp16; none: fp64 and fp32 in turn (Hugging Face: fp32).")
+        str | None, typer.Option(help="fp64, fp32, bf16 or fp16; default: fp64 and fp32 in turn (Hugging Face: fp32).")
     ] = None,
-    only: Annotated[list[str] | None, typer.Option(help="Only this law, and --like; may be repeated.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Check only this law, and --like; repeatable.")] = None,
     device: Annotated[str, typer.Option(help="Where to run, e.g. cuda.")] = "cpu",
-    draws: Annotated[int, typer.Option(help="Cases a law.")] = DRAWS,
-    seed: Annotated[int, typer.Option(help="Where the drawing of cases starts.")] = 0,
+    draws: Annotated[int, typer.Option(help="Random cases for each law.")] = DRAWS,
+    seed: Annotated[int, typer.Option(help="Seed of the random cases.")] = 0,
     download: Annotated[
-        bool, typer.Option("--download", help="Fetch a Hugging Face model that is not here yet.")
+        bool, typer.Option("--download", help="Download a Hugging Face model if it is not on this machine.")
     ] = False,
     like: Annotated[
         str | None,
-        typer.Option(help="Also ask whether it gives what this mechanism, or file.py:name, gives; e.g. softmax."),
+        typer.Option(help="Also check that its outputs equal those of this mechanism or file.py:name; e.g. softmax."),
     ] = None,
     causal: Annotated[
         bool | None,
-        typer.Option("--causal/--not-causal", help="Whether the plugin claims not to look ahead; unsaid: find out."),
+        typer.Option("--causal/--not-causal", help="Whether the plugin claims to be causal; default: find out."),
     ] = None,
     length: Annotated[
-        int | None, typer.Option(help="The most tokens that a module takes, where it does not say.")
+        int | None, typer.Option(help="The most tokens that a module takes, if it has no attribute for it.")
     ] = None,
     width: Annotated[
         int | None,
-        typer.Option(help="The width of a module's tokens or of a function's heads, where it does not say."),
+        typer.Option(help="The width of a module's tokens or of a function's heads, if it cannot be found."),
     ] = None,
     step: Annotated[
         str | None,
-        typer.Option(help="The plugin's method, or a function of its file, that takes one token more and a state."),
+        typer.Option(help="The plugin's method, or a function in its file, for one decoding step: (token, state)."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Put attention to the laws: each holds, is broken (with a reproducer), or does not apply."""
+    """Check attention against its laws: each holds, is broken (with a reproducer), or does not apply."""
     if thing is not None and plugin_file is not None:
         if thing in mechanisms():
             raise OptionError(f"give a mechanism ('{thing}') or --plugin {plugin_file}, not both")
@@ -108,7 +108,7 @@ def check(
 
 
 def _exit_code(verdicts: Verdicts) -> int:
-    """Returns 1 where a law is broken, 2 where none could be asked, 0 otherwise."""
+    """Returns the exit code: 1 if a law is broken, 2 if none could be asked, else 0."""
     if not verdicts.ok:
         return 1
     if not verdicts.asked:
@@ -117,7 +117,7 @@ def _exit_code(verdicts: Verdicts) -> int:
 
 
 def _reference(like: str | None) -> Any:
-    """Returns what --like names: a mechanism, or what a file of the user's defines."""
+    """Returns what --like names: a mechanism's name, or the plugin of a Python file."""
     if like is None or like in mechanisms():
         return like
     if ".py" in like:
@@ -126,7 +126,7 @@ def _reference(like: str | None) -> Any:
 
 
 def _model(name: str, download: bool) -> Any:
-    """Returns the model of that name; the error says of a name that could be a mechanism's that it is neither."""
+    """Returns the model of this name; if there is none, the error also lists mechanisms with a similar name."""
     try:
         return open_model(_small(name), download=download).model
     except HubError:
@@ -141,7 +141,7 @@ def _model(name: str, download: bool) -> Any:
 
 
 def _small(name: str) -> str:
-    """Returns the name with '@tiny' after it if it is a type of models, 'random:llama': laws do not depend on size."""
+    """Returns the name, with '@tiny' added for a type of models such as random:llama: laws do not depend on size."""
     source = find_source(name)
     is_type = source.kind == "transformers" and not source.trained and not Path(source.location).exists()
     if is_type and "/" not in source.location and not name.endswith(TINY):
@@ -150,14 +150,14 @@ def _small(name: str) -> str:
 
 
 def _source(name: str, model: Any) -> str:
-    """Returns the line of Python that makes the model again."""
+    """Returns the line of Python that builds the same model, for reproducers."""
     source = find_source(_small(name))
     if not isinstance(model, Model):
         function = "fetch" if source.trained else "untrained"
         return f"regard.hub.{function}({source.location!r}).model"
     if source.trained:
         return f"regard.load({source.location!r})"
-    return "model  # the untrained twin that was checked"
+    return "model  # the untrained model that was checked"
 
 
 @contextmanager
@@ -191,7 +191,7 @@ def _print(verdicts: Verdicts) -> None:
     if not verdicts.ok:
         style = "bold red"
     out.print(f"\n{', '.join(counts)}; {asked:,} trials", style=style)
-    # Last, since who reads only the end would take laws that hold for the answer to what was not asked.
+    # Printed last, so that readers of the end alone see what was not checked.
     for sentence in verdicts.unasked:
         out.print(Text(printable(f"\n{sentence}"), style="yellow"), soft_wrap=True)
 
@@ -202,14 +202,14 @@ def _matrix(verdicts: Verdicts) -> object:
     made.columns[0].no_wrap = True
     for column in made.columns[1:]:
         column.justify = "center"
-        column.overflow = "fold"  # a narrow terminal breaks the laws' names, not those of mechanisms
+        column.overflow = "fold"  # in a narrow terminal, names of laws are broken and those of mechanisms are not
     for subject, row in groupby(verdicts, key=lambda v: v.subject):
         made.add_row(subject, *(Text(MARKS[v.status], _STYLES[v.status]) for v in row))
     return made
 
 
 def _list(verdicts: Verdicts) -> list[Table | Text]:
-    """Returns the table of the laws that were asked of one subject, and lines about those that do not apply to it."""
+    """Returns the table of the laws that were checked on one subject, and lines about those that do not apply."""
     title = None
     if len(verdicts):
         title = f"{verdicts[0].subject}\n"

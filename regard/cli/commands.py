@@ -1,4 +1,4 @@
-"""Every command: its group, what it does, and two examples. The module of a command is imported when it is asked for.
+"""All commands: group, summary, and two examples of each. The module of a command is imported when it is used.
 
 So `regard --help` and the completion of a shell know all commands without importing PyTorch.
 """
@@ -19,7 +19,7 @@ GROUPS = (TRAIN, USE, CHECK, SEE, COUNT, OTHER)
 
 @dataclass(frozen=True)
 class Entry:
-    """A command in a list of commands.
+    """The entry of a command in the list of commands.
 
     `says` is one sentence that fits a line of 80 columns. `place` is its module and function, unless both are called
     as the command is. `plugins`: --plugin FILE imports a file first, so that the mechanisms in it can be named.
@@ -100,7 +100,7 @@ COMMANDS: dict[str, Entry] = {
     ),
     "export": Entry(
         USE,
-        "Write a model as transformers loads it.",
+        "Write a model as a folder that transformers can load.",
         ("regard export RUN --to exported", "regard export MODEL --to exported --json"),
     ),
     "eject": Entry(
@@ -110,7 +110,7 @@ COMMANDS: dict[str, Entry] = {
     ),
     "check": Entry(
         CHECK,
-        "Put attention to the laws: each holds or is broken.",
+        "Check attention against its laws: each holds or is broken.",
         ("regard check softmax", "regard check --plugin mine.py --like softmax"),
         plugins=False,
     ),
@@ -132,12 +132,12 @@ COMMANDS: dict[str, Entry] = {
     ),
     "serve": Entry(
         SEE,
-        "Show a model on a local page: type, and see.",
+        "Show a model on a local page: type a text and see attention.",
         ("regard serve", "regard serve RUN --port 0"),
     ),
     "heads": Entry(
         SEE,
-        "Say what each head of a model does.",
+        "Find out what each head of a model does.",
         ("regard heads gpt2", "regard heads RUN --json"),
     ),
     "plot": Entry(
@@ -148,18 +148,18 @@ COMMANDS: dict[str, Entry] = {
     ),
     "bench": Entry(
         COUNT,
-        "Race mechanisms on this machine: time and memory by length.",
+        "Time mechanisms on this machine: time and memory by length.",
         ("regard bench --quick", "regard bench softmax --plugin mine.py --tokens 256,1024"),
         plugins=False,
     ),
     "cost": Entry(
         COUNT,
-        "Say what mechanisms and models cost, as formulas and numbers.",
+        "Compute what mechanisms and models cost: formulas and numbers.",
         ("regard cost softmax elu --tokens 4096", "regard cost --model gpt2 --device H200"),
     ),
     "design": Entry(
         COUNT,
-        "Find a query, a key or a head that attends as wished.",
+        "Compute a query, key or head that attends to what you choose.",
         (
             "regard design --keys examples/keys.csv --select 0",
             "regard design --keys examples/keys.csv --average 0,2",
@@ -168,27 +168,27 @@ COMMANDS: dict[str, Entry] = {
     ),
     "data": Entry(
         OTHER,
-        "Look at data, and turn texts into files of tokens.",
+        "Show training data, and turn texts into files of tokens.",
         ("regard data show names --n 3", "regard data tokens FILE --out tokens --tokenizer bpe"),
         "data:data",
         plugins=False,
     ),
     "world": Entry(
         OTHER,
-        "Make an invented world of people.",
+        "Generate an invented world of people: texts and questions.",
         ("regard world --out world", "regard world --out world --people 100 --seed 1"),
         "data:world",
         plugins=False,
     ),
     "doctor": Entry(
         OTHER,
-        "Say what works on this machine, and what is absent.",
+        "Check what works on this machine, and what is missing.",
         ("regard doctor", "regard doctor --json"),
         plugins=False,
     ),
 }
 
-# What commands are called elsewhere.
+# Names of commands in other tools.
 ALSO_CALLED = {
     "benchmark": "bench",
     "complete": "generate",
@@ -210,7 +210,7 @@ ALSO_CALLED = {
     "visualize": "view",
 }
 
-# What options are called elsewhere; the first that a command has is meant.
+# Names of options in other tools, each with ours; the first that a command has is suggested.
 OPTIONS_ALSO_CALLED = {
     "checkpoint": ("resume",),
     "context": ("tokens",),

@@ -29,40 +29,50 @@ def convert(
         list[str] | None,
         typer.Argument(metavar="KEY=VALUE", help="Changes, e.g. train.lr=1e-4, distil.train.lr=1e-3, data.mix=1."),
     ] = None,
-    kv_heads: Annotated[int | None, typer.Option(help="So many key/value heads, pooled from those there are.")] = None,
-    mechanism: Annotated[str | None, typer.Option(help="Another mechanism, e.g. performer.")] = None,
-    layers: Annotated[str | None, typer.Option(help="Only in these layers, e.g. 2,3; all unless said.")] = None,
-    option: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Of the mechanism, e.g. features=256; repeatable.")
+    kv_heads: Annotated[
+        int | None, typer.Option(help="The new number of key/value heads, pooled from the old.")
     ] = None,
-    text: Annotated[Path | None, typer.Option(help="A UTF-8 text to read; what its run read unless said.")] = None,
-    steps: Annotated[int, typer.Option(help="Of distillation.")] = ConvertConfig.steps,
+    mechanism: Annotated[str | None, typer.Option(help="The new mechanism, e.g. performer.")] = None,
+    layers: Annotated[str | None, typer.Option(help="Convert only these layers, e.g. 2,3; default: all.")] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="An option of the mechanism, e.g. features=256; repeatable."),
+    ] = None,
+    text: Annotated[Path | None, typer.Option(help="A UTF-8 text to train on; default: that of the run.")] = None,
+    steps: Annotated[int, typer.Option(help="Steps of distillation.")] = ConvertConfig.steps,
     uptrain: Annotated[
         float | None,
-        typer.Option(help="Steps of the whole model afterwards; below 1, a share of those of its run. A tenth."),
+        typer.Option(help="Training steps afterwards; below 1, a share of the run's own steps; default: 0.1."),
     ] = None,
     control: Annotated[
-        bool, typer.Option("--control/--no-control", help="Also train as many steps without distillation.")
+        bool,
+        typer.Option("--control/--no-control", help="Also train a control without distillation, for as many steps."),
     ] = True,
-    out: Annotated[Path | None, typer.Option(help="The folder to write; runs/convert-<time> unless said.")] = None,
-    resume: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Go on with one that was stopped.")] = None,
-    seed: Annotated[int, typer.Option(help="Of batches and dropout.")] = 0,
-    device: Annotated[str | None, typer.Option(help="Where to run, e.g. cuda; cpu unless said.")] = None,
-    download: Annotated[bool, typer.Option("--download", help="Fetch a model by name if it is not here.")] = False,
+    out: Annotated[Path | None, typer.Option(help="The folder to write; default: runs/convert-<time>.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Continue a conversion that was stopped.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of batches and dropout.")] = 0,
+    device: Annotated[str | None, typer.Option(help="Where to run, e.g. cuda; default: cpu.")] = None,
+    download: Annotated[
+        bool, typer.Option("--download", help="Download a model if it is not on this machine.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Convert a trained model: pool its key/value heads, or give it another mechanism, and teach it what it was."""
+    """Convert a trained model to fewer key/value heads or another mechanism, then train it to recover its quality."""
     progress = experiment_progress()
     folder = resume or out or timestamped_path("convert")
     try:
         if resume is not None:
             others = (model, overrides, kv_heads, mechanism, layers, option, text, out, uptrain)
             if any(map(is_given, others)):
-                raise OptionError("--resume goes on with what was asked for: give nothing beside it but --device")
+                raise OptionError(
+                    "--resume continues with the options it was started with: leave out all others but --device"
+                )
             results = go_on(resume, device, progress)
         else:
             if model is None:
-                raise OptionError("which model? E.g. regard convert runs/lm-… --kv-heads 1")
+                raise OptionError("expected a model, e.g. regard convert runs/lm-… --kv-heads 1")
             config = ConvertConfig(
                 kv_heads=kv_heads,
                 mechanism=mechanism,

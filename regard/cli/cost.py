@@ -33,38 +33,50 @@ NOTE = (
 
 
 def cost(
-    names: Annotated[list[str] | None, typer.Argument(help="Mechanisms; one: all of its formulas; none: all.")] = None,
-    tokens: Annotated[int | None, typer.Option(help="Tokens of a sequence: 1024, or the length of a model.")] = None,
-    batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
+    names: Annotated[list[str] | None, typer.Argument(help="Mechanisms; one: its formulas; default: all.")] = None,
+    tokens: Annotated[
+        int | None, typer.Option(help="Tokens of a sequence; default: 1024, or the model's length.")
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Sequences in a batch.")] = 1,
     heads: Annotated[int, typer.Option(help="Query heads.")] = 8,
-    kv_heads: Annotated[int | None, typer.Option(help="Key/value heads; none: as many.")] = None,
+    kv_heads: Annotated[int | None, typer.Option(help="Key/value heads; default: as many as --heads.")] = None,
     width: Annotated[int, typer.Option(help="Width of a head's keys.")] = 64,
-    value_width: Annotated[int | None, typer.Option(help="Width of a head's values; none: the same.")] = None,
-    features: Annotated[int | None, typer.Option(help="Features of performer and fourier.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="fp32, bf16, fp16 or fp64; none: fp32 on a CPU, else bf16.")] = None,
-    face: Annotated[str, typer.Option(help="parallel, recurrent or weights.")] = "parallel",
-    new: Annotated[int, typer.Option(help="New tokens of the recurrent face.")] = 1,
-    window: Annotated[int | None, typer.Option(help="Tokens that each token sees, itself included; none: all.")] = None,
-    not_causal: Annotated[bool, typer.Option("--not-causal", help="Every token sees every token.")] = False,
-    training: Annotated[bool, typer.Option("--training", help="Forward and backward.")] = False,
-    decode: Annotated[int | None, typer.Option(help="One decoding step of a layer with so many tokens cached.")] = None,
-    layer: Annotated[bool, typer.Option("--layer", help="With the projections of a layer, H·K wide.")] = False,
-    formulas: Annotated[bool, typer.Option("--formulas", help="Formulas instead of numbers.")] = False,
-    crossing: Annotated[bool, typer.Option("--crossing", help="At which N the others beat the first.")] = False,
-    measure: Annotated[bool, typer.Option("--measure", help="With --crossing: by the clock, too.")] = False,
+    value_width: Annotated[int | None, typer.Option(help="Width of a head's values; default: --width.")] = None,
+    features: Annotated[int | None, typer.Option(help="Random features of performer and fourier.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="fp32, bf16, fp16 or fp64; default: fp32 on a CPU, else bf16.")
+    ] = None,
+    face: Annotated[str, typer.Option(help="The form of computation: parallel, recurrent or weights.")] = "parallel",
+    new: Annotated[int, typer.Option(help="New tokens of --face recurrent.")] = 1,
+    window: Annotated[
+        int | None, typer.Option(help="Tokens that each token sees, itself included; default: all.")
+    ] = None,
+    not_causal: Annotated[bool, typer.Option("--not-causal", help="Every token attends to all tokens.")] = False,
+    training: Annotated[bool, typer.Option("--training", help="Count forward and backward pass.")] = False,
+    decode: Annotated[int | None, typer.Option(help="Count one decoding step with this many tokens cached.")] = None,
+    layer: Annotated[bool, typer.Option("--layer", help="Add the projections of a layer of width H·K.")] = False,
+    formulas: Annotated[bool, typer.Option("--formulas", help="Print formulas instead of numbers.")] = False,
+    crossing: Annotated[
+        bool, typer.Option("--crossing", help="At which N each other mechanism is faster than the first.")
+    ] = False,
+    measure: Annotated[bool, typer.Option("--measure", help="With --crossing: measure it here, too.")] = False,
     model: Annotated[str | None, typer.Option(help=cost_models.HELP)] = None,
-    source: Annotated[int | None, typer.Option(help="Tokens that a Seq2Seq model reads; none: as many.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or a name such as H200: for the least time.")] = "cpu",
-    download: Annotated[bool, typer.Option("--download", help="Fetch a model's config by name if need be.")] = False,
+    source: Annotated[int | None, typer.Option(help="Source tokens of a Seq2Seq model; default: --tokens.")] = None,
+    device: Annotated[
+        str, typer.Option(help="The device that times are for: cpu, cuda, or a name such as H200.")
+    ] = "cpu",
+    download: Annotated[
+        bool, typer.Option("--download", help="Download a model's config if it is not on this machine.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """FLOPs, bytes and state of mechanisms and models, as formulas and numbers; and which is faster at what length."""
-    where = costs.device(device)  # as stated for a name such as H200; a CPU is measured
+    where = costs.device(device)  # the maker's numbers for a name such as H200; a CPU is measured
     kind = _choose_dtype(dtype, where)
     _check_positive(tokens=tokens, batch=batch, heads=heads, kv_heads=kv_heads, width=width, new=new, decode=decode)
     _check_positive(window=window)
     if model is not None and window is not None:
-        raise OptionError("--window is of mechanisms; a model has the window that its config says")
+        raise OptionError("--window is for mechanisms: leave it out, as a model's config has its window")
     if model is not None:
         cost_models.print_model_cost(model, tokens, batch, source, kind, where, download=download, json=json)
         return
@@ -96,7 +108,7 @@ def cost(
 
 
 def _choose_dtype(name: str | None, device: costs.Device) -> torch.dtype:
-    """Returns the dtype of a name; without one, what such a device is usually used with."""
+    """Returns the dtype of a name; without one, float32 for a CPU and bfloat16 for other devices."""
     if name:
         dtype: torch.dtype = getattr(torch, resolve_dtype(name))
         return dtype
@@ -106,14 +118,14 @@ def _choose_dtype(name: str | None, device: costs.Device) -> torch.dtype:
 
 
 def _check_positive(**options: int | None) -> None:
-    """Raises where an option that was given is below 1."""
+    """Raises an OptionError if an option that was given is below 1."""
     for name, value in options.items():
         if value is not None and value < 1:
             raise OptionError(f"--{name.replace('_', '-')} {value}: expected at least 1")
 
 
 def _build_size(N: int, B: int, H: int, G: int | None, K: int, V: int | None, causal: bool, dtype: torch.dtype) -> Size:
-    """Returns the sizes of self-attention over N tokens; G is H and V is K unless said."""
+    """Returns the sizes of self-attention over N tokens; by default G is H and V is K."""
     if G is None:
         G = H
     if V is None:
@@ -176,7 +188,7 @@ def _layer_costs(query: CostQuery, n: int) -> dict[str, Cost]:
     """Returns the cost of one decoding step of a whole softmax layer: multi-head, grouped, multi-query."""
     s = query.size
     groups = {"multi-head": s.H}
-    # What was asked for, else a usual number of groups that divides the heads.
+    # The number of the options, else a usual number of groups that divides the heads.
     between = [g for g in (s.G, s.H // 4, s.H // 2) if 1 < g < s.H and s.H % g == 0]
     if between:
         groups[f"grouped, G = {between[0]}"] = between[0]
@@ -187,7 +199,7 @@ def _layer_costs(query: CostQuery, n: int) -> dict[str, Cost]:
 
 
 def _layer_table(query: CostQuery, layers: dict[str, Cost]) -> Table:
-    """Returns the table of `_layer_costs`, under the formulas that they follow."""
+    """Returns the table of `_layer_costs`, with the formulas as its title."""
     D = query.size.H * query.size.K
     title = (
         f"\nThe same step of a whole softmax layer, D = {D}, projections included:\n"
@@ -202,7 +214,7 @@ def _layer_table(query: CostQuery, layers: dict[str, Cost]) -> Table:
 
 
 def _print_card(query: CostQuery, name: str, json: bool) -> None:
-    """Prints every face of one mechanism, as formulas and numbers."""
+    """Prints the costs of every face of one mechanism, as formulas and numbers."""
     cls = known()[name]
     mechanism = query.build(name)
     rows = []
@@ -225,7 +237,7 @@ def _print_card(query: CostQuery, name: str, json: bool) -> None:
 
 
 def _card_table(rows: list[dict[str, Any]]) -> Table:
-    """Returns the table of a card; the name of a face stands in the first of its rows only."""
+    """Returns the table of a card; only the first row of a face has its name."""
     made = table("", "", "formula", "here")
     for row in rows:
         face = ""
@@ -240,7 +252,7 @@ def _card_table(rows: list[dict[str, Any]]) -> Table:
 
 
 def _cost_of_kind(query: CostQuery, name: str, kind: Kind) -> Cost:
-    """Returns the number that goes with a formula: a recurrent piece is 128 tokens, a step one."""
+    """Returns the cost of one kind of call in numbers: "recurrent" takes 128 new tokens, "step" one."""
     tokens = {"recurrent": min(RECURRENT_TOKENS, query.size.S), "step": 1}
     size = replace(query.size, T=tokens.get(kind, query.size.T))
     face = cast(Face, {"training": "parallel", "step": "recurrent"}.get(kind, kind))

@@ -37,7 +37,7 @@ def print_crossings(query: CostQuery, names: list[str], measure: bool, device: s
         pair = ways["floor"]
         made.add_row(f"{pair.first} beats {pair.second}", *(crossing.describe() for crossing in ways.values()))
     out = console()
-    # The title names a length, and here the length is what is looked for.
+    # The title has a length, which here is the unknown.
     out.print(query.title.replace(f"{query.size.S:,} tokens", "N tokens"))
     out.print(made)
     if not measure:
@@ -47,7 +47,7 @@ def print_crossings(query: CostQuery, names: list[str], measure: bool, device: s
 
 
 def _find_crossings(query: CostQuery, name: str, other: str, measure: bool, device: str) -> dict[str, Crossing]:
-    """Returns where one mechanism is faster than the other: by the floors, as predicted, and by the clock."""
+    """Returns where one mechanism is faster than the other: by the floors, as predicted and as measured."""
     pair = (_build_at(query, name), _build_at(query, other))
     setting = (*pair, query.size, query.device, query.face, query.training)
     ways = {"floor": modelled(*setting), "predicted": modelled(*setting, time=costs.predicted)}
@@ -65,7 +65,7 @@ def _measure_crossing(query: CostQuery, pair: tuple[Named, Named], device: str) 
     """Times both mechanisms at growing lengths, with a status line on a terminal."""
     size = replace(query.size, device=device)
     screen = console(stderr=True)
-    # A status line has a thread of its own, which would disturb the clock where nobody sees it.
+    # Only on a terminal, as the thread of a status line disturbs the measurement.
     display: AbstractContextManager[Status | None] = nullcontext()
     if screen.is_terminal:
         display = screen.status("measuring")

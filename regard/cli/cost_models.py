@@ -34,7 +34,7 @@ def print_model_cost(
     download: bool,
     json: bool,
 ) -> None:
-    """Prints what a model costs: one of regard's where the name is known here, else one of Hugging Face's."""
+    """Prints the cost of a model: regard's own if the name is one of those, else a Hugging Face model."""
     model = _find_regard_model(name)
     if model is None:
         _print_hub_model_cost(name, tokens or 1024, batch, dtype, device, download=download, json=json)
@@ -48,7 +48,7 @@ def print_model_cost(
 
 
 def _find_regard_model(name: str) -> Model[Any] | None:
-    """Returns a model of regard's own, without its numbers where it is a preset; None where it is none."""
+    """Returns a model of regard's own, a preset without values; None for other names."""
     if name.startswith(RANDOM):
         return None
     if check_path(name).is_dir():
@@ -61,7 +61,7 @@ def _find_regard_model(name: str) -> Model[Any] | None:
         raise OptionError(f"--model {name}: expected a preset of {', '.join(_CLASSES)}, e.g. Encoder:bert")
     candidates = [c for c in _CLASSES.values() if preset in c.PRESETS]
     if cls:
-        candidates = [_CLASSES[cls]]  # a wrong preset of a class that was named is an error of that class
+        candidates = [_CLASSES[cls]]  # a wrong preset of a named class raises that class's error
     if not candidates:
         return None
     # Shapes are enough to count with, and a large preset would not fit into memory.
@@ -70,7 +70,7 @@ def _find_regard_model(name: str) -> Model[Any] | None:
 
 
 def _check_length(model: Model[Any], tokens: int | None, source: int | None) -> None:
-    """Raises where a model cannot take so many tokens."""
+    """Raises a LengthError if a model cannot read this many tokens."""
     for stack, n in ((model.stack, tokens), (getattr(model, "encoder", None), source or tokens)):
         if isinstance(stack, Stack) and n is not None:
             stack.check_length(n)
@@ -79,7 +79,7 @@ def _check_length(model: Model[Any], tokens: int | None, source: int | None) -> 
 def _print_hub_model_cost(
     name: str, T: int, B: int, dtype: torch.dtype, device: costs.Device, *, download: bool, json: bool
 ) -> None:
-    """Prints what a model of Hugging Face costs."""
+    """Prints the cost of a Hugging Face model."""
     try:
         cost = hub_model_cost(find_source(name).location, T, B, dtype, download)
     except HubError as error:
@@ -99,7 +99,7 @@ def _floors(summary: Summary, device: costs.Device, dtype: torch.dtype) -> dict[
 
 
 def _print_summary(name: str, summary: Summary, dtype: torch.dtype, device: costs.Device) -> None:
-    """Prints the parts of a model with their costs, what training and decoding hold, and the least times."""
+    """Prints the costs of a model's parts, the memory of training and decoding, and the least times."""
     out = console()
     total = summary.total
     title = f"{summary.title} {name}: B = {summary.B}, T = {summary.T:,}, {str(dtype).removeprefix('torch.')}\n"

@@ -1,4 +1,4 @@
-"""What `regard cost` is asked about: sizes, a device and a face, and the numbers that follow from them."""
+"""The query of `regard cost`: sizes, a device and a face, and the numbers that follow from them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from regard.shapes import Mask, Size
 
 @dataclass(frozen=True)
 class CostQuery:
-    """The sizes, the device and the face that a table is about; `layer`: with the projections of a layer."""
+    """The sizes, the device and the face of a table; `layer`: with the projections of a layer."""
 
     size: Size
     device: costs.Device
@@ -93,7 +93,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def sight(size: Size) -> str:
-    """Returns what a title says of who sees whom: causal, within a window."""
+    """Returns the end of a title that says whether attention is causal and has a window."""
     words = ""
     if size.causal:
         words += ", causal"

@@ -47,7 +47,7 @@ NO_LOSS = "·"
 
 data = typer.Typer(
     cls=Group,
-    help="Look at data, and turn texts into files of tokens.",
+    help="Show training data, and turn texts into files of tokens.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -55,30 +55,37 @@ data = typer.Typer(
 
 def world(
     out: Annotated[Path, typer.Option(help="The folder to write.")],
-    people: Annotated[int, typer.Option(help="People who are written about.")] = DEFAULT.people,
-    biographies: Annotated[int, typer.Option(help="Biographies of each.")] = DEFAULT.biographies,
+    people: Annotated[int, typer.Option(help="People with biographies.")] = DEFAULT.people,
+    biographies: Annotated[int, typer.Option(help="Biographies of each person.")] = DEFAULT.biographies,
     sentences: Annotated[int, typer.Option(help="Sentences of a biography, at most 6.")] = DEFAULT.sentences,
-    permuted: Annotated[bool, typer.Option(help="The order of facts varies.")] = DEFAULT.permuted,
-    full_names: Annotated[bool, typer.Option(help="Each sentence has the full name.")] = DEFAULT.full_names,
-    told: Annotated[float, typer.Option(help="Share of biographies with the birthplace.")] = DEFAULT.told,
-    celebrities: Annotated[float, typer.Option(help="Share of people with more biographies.")] = DEFAULT.celebrities,
-    fame: Annotated[int, typer.Option(help="How many times as many those have.")] = DEFAULT.fame,
-    places: Annotated[int, typer.Option(help="Places to be born in.")] = DEFAULT.places,
-    skew: Annotated[float, typer.Option(help="Exponent of the places' shares; 0: all alike.")] = DEFAULT.skew,
-    variety: Annotated[float, typer.Option(help="Share of names of another form.")] = DEFAULT.variety,
+    permuted: Annotated[bool, typer.Option(help="Shuffle the facts of each biography.")] = DEFAULT.permuted,
+    full_names: Annotated[
+        bool, typer.Option(help="Use the full name in each sentence, not only the first.")
+    ] = DEFAULT.full_names,
+    told: Annotated[float, typer.Option(help="Share of biographies that state the birthplace.")] = DEFAULT.told,
+    celebrities: Annotated[
+        float, typer.Option(help="Share of people with --fame times as many biographies.")
+    ] = DEFAULT.celebrities,
+    fame: Annotated[int, typer.Option(help="How many times as many biographies a celebrity has.")] = DEFAULT.fame,
+    places: Annotated[int, typer.Option(help="Number of birthplaces.")] = DEFAULT.places,
+    skew: Annotated[float, typer.Option(help="How unequal the places' shares are; 0: all equal.")] = DEFAULT.skew,
+    variety: Annotated[float, typer.Option(help="Share of names with an initial, a particle …")] = DEFAULT.variety,
     asked: Annotated[
-        float | None, typer.Option(help="People asked in training, or below 1 their share; half unless said.")
+        float | None, typer.Option(help="People with a training question; below 1, their share; default: half.")
     ] = None,
     held_out: Annotated[
-        float | None, typer.Option(help="People asked in test, or their share, and as many in dev; half the rest.")
+        float | None,
+        typer.Option(help="People with a test question, or their share; as many for dev; default: half the rest."),
     ] = None,
-    unwritten: Annotated[float, typer.Option(help="People never written about, as a share.")] = DEFAULT.unwritten,
+    unwritten: Annotated[
+        float, typer.Option(help="People without biographies, as a share of those with.")
+    ] = DEFAULT.unwritten,
     seed: Annotated[int, typer.Option(help="The same seed makes the same world.")] = DEFAULT.seed,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
-    """Make an invented world of people.
+    """Generate an invented world of people.
 
-    Biographies to read, and questions about birthplaces.
+    It has biographies to train on, and questions about birthplaces.
     """
     config = WorldConfig(
         people=people,
@@ -112,7 +119,7 @@ def world(
 
 
 def _world_files(invented: World) -> dict[str, list[str]]:
-    """Returns the lines of each file of a world as a person reads them, by the file's name."""
+    """Returns the lines of each file of a world, formatted for reading, by the file's name."""
     files = {"documents.txt": list(invented.documents)}
     for split, questions in invented.questions.items():
         files[f"{split}.tsv"] = [f"{question.text} {question.answer}" for question in questions]
@@ -133,10 +140,10 @@ def show(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to a recipe, e.g. data.train=pairs.jsonl.")
     ] = None,
-    n: Annotated[int, typer.Option("--n", help="So many examples.")] = 5,
-    documents: Annotated[Path | None, typer.Option(help="One document a line; none: an invented world.")] = None,
-    questions: Annotated[Path | None, typer.Option(help="Question, tab, answer; none: an invented world.")] = None,
-    sentences: Annotated[Path | None, typer.Option(help="Sentence, tab, 0 or 1; none: generated ones.")] = None,
+    n: Annotated[int, typer.Option("--n", help="Number of examples.")] = 5,
+    documents: Annotated[Path | None, typer.Option(help="A file with one document a line; default: generated.")] = None,
+    questions: Annotated[Path | None, typer.Option(help="Lines of question, tab, answer; default: generated.")] = None,
+    sentences: Annotated[Path | None, typer.Option(help="Lines of sentence, tab, 0 or 1; default: generated.")] = None,
     model: Annotated[str, typer.Option(help="The encoder whose tokenizer reads sentences.")] = "",
     block: Annotated[int, typer.Option(help="Tokens of a row.")] = 128,
     seed: Annotated[int, typer.Option(help="The same seed draws the same cuts, spans and rows.")] = 0,
@@ -172,7 +179,7 @@ def show(
 
 
 def _read_texts(documents: Path | None, questions: Path | None, seed: int) -> tuple[Sequence[str], Sequence[Question]]:
-    """Returns the documents and the questions of these files; what has no file comes from an invented world."""
+    """Returns the documents and the questions of these files; those without a file are generated."""
     texts: Sequence[str]
     pairs: Sequence[Question]
     if documents is None or questions is None:
@@ -198,7 +205,7 @@ def _show_sentiment(sentences: Path | None, model: str, n: int, length: int, see
     """Prints the batch of the first step of a classifier: its tensors, and its rows as text."""
     encoder = Classifier(name=model)
     config = SentimentData(train=str(sentences or ""), length=length)
-    # Sentences that are generated are written into a folder, which nobody wants to keep here.
+    # Generated sentences are written into a folder, which is not needed afterwards.
     with TemporaryDirectory() as folder:
         task = Sentiment(config, seed, torch.device("cpu"), Path(folder), encoder.tokenizer)
     inspected = inspect_batch(task, n, n)
@@ -221,18 +228,18 @@ def _decode_rows(tokenizer: Tokenizer, batch: Batch) -> list[tuple[str, str]]:
 
 
 def _decode(tokenizer: Tokenizer, ids: list[int]) -> str:
-    """Returns the text of one row, with a dot where there is no loss, and long runs of one sign as ×N."""
+    """Returns the text of one row, with a dot where there is no loss, and long runs of dots or padding as ×N."""
     text = "".join(NO_LOSS if token == IGNORE else tokenizer.decode([token]) for token in ids)
     return re.sub(f"({PAD}|{NO_LOSS})\\1{{3,}}", lambda m: f"{m[1]}×{len(m[0])}", text)
 
 
 @data.command()
 def tokens(
-    file: Annotated[Path, typer.Argument(help="A text, UTF-8.")],
+    file: Annotated[Path, typer.Argument(help="A UTF-8 text file.")],
     out: Annotated[Path, typer.Option(help="The folder to write.")],
     tokenizer: Annotated[str, typer.Option(help="characters, bytes or bpe.")] = "characters",
-    vocabulary_size: Annotated[int, typer.Option("--vocabulary", help="Tokens of a BPE.")] = 8192,
-    share: Annotated[float, typer.Option(help="So much of it to train on, the rest for dev.")] = 0.9,
+    vocabulary_size: Annotated[int, typer.Option("--vocabulary", help="Vocabulary size of bpe.")] = 8192,
+    share: Annotated[float, typer.Option(help="Share of the tokens for training; the rest is for dev.")] = 0.9,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Turn a text into files of tokens.

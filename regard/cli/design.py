@@ -23,30 +23,31 @@ _WISHES = "--select, --average, --identity, --replace, --fit or --outputs"
 
 
 def design(
-    keys: Annotated[Path | None, typer.Option(help="One key a line, numbers with commas between.")] = None,
-    select: Annotated[int | None, typer.Option(help="A query that selects this key; the first is 0.")] = None,
-    average: Annotated[str | None, typer.Option(help="A query that averages these keys, such as 0,1.")] = None,
-    identity: Annotated[bool, typer.Option("--identity", help="A query for every key.")] = False,
+    keys: Annotated[Path | None, typer.Option(help="A file with one key a line, numbers with commas between.")] = None,
+    select: Annotated[int | None, typer.Option(help="Find a query that attends to this key; the first is 0.")] = None,
+    average: Annotated[str | None, typer.Option(help="Find a query that averages these keys, such as 0,1.")] = None,
+    identity: Annotated[bool, typer.Option("--identity", help="Find a query that selects it for every key.")] = False,
     replace: Annotated[
-        int | None, typer.Option(help="A key in place of this one, that --query selects, or averages with --average.")
+        int | None,
+        typer.Option(help="Find a key in place of this one that --query selects, or averages with --average."),
     ] = None,
-    fit: Annotated[str | None, typer.Option(help="A query with scores near these, such as 3,3,-2.")] = None,
-    query: Annotated[Path | None, typer.Option(help="One query a line, for --replace.")] = None,
-    unit: Annotated[bool, typer.Option("--unit", help="The new key has length one.")] = False,
-    values: Annotated[Path | None, typer.Option(help="One value a line: what the query reads.")] = None,
-    tokens: Annotated[Path | None, typer.Option(help="One token a line, for --outputs.")] = None,
+    fit: Annotated[str | None, typer.Option(help="Find a query with scores near these, such as 3,3,-2.")] = None,
+    query: Annotated[Path | None, typer.Option(help="A file with one query a line, for --replace.")] = None,
+    unit: Annotated[bool, typer.Option("--unit", help="With --replace: the new key has length one.")] = False,
+    values: Annotated[Path | None, typer.Option(help="A file with one value a line; prints the output, too.")] = None,
+    tokens: Annotated[Path | None, typer.Option(help="A file with one token vector a line, for --outputs.")] = None,
     outputs: Annotated[
-        Path | None, typer.Option(help="What each token shall read; ? where anything will do. Finds Q, K and V.")
+        Path | None, typer.Option(help="Find Q, K and V of a head with these outputs, one a line; ? for any output.")
     ] = None,
-    precision: Annotated[float, typer.Option(help="The share of the weight that is wanted.")] = 0.99,
-    scale: Annotated[float, typer.Option(help="What the attention multiplies its scores by.")] = 1.0,
+    precision: Annotated[float, typer.Option(help="The share of attention that the chosen keys must get.")] = 0.99,
+    scale: Annotated[float, typer.Option(help="The factor of the scores q·k.")] = 1.0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write a page with pictures here.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write a page with pictures to this file.")] = None,
 ) -> None:
-    """Make a query, a key or a head that attends as wished, or prove that none can.
+    """Compute a query, a key or a head that attends to what you choose, or prove that none can.
 
-    Say one of --select, --average, --identity, --replace, --fit and --outputs. --replace 2 --average 0,1,2 makes a key
-    with which the same query averages a set.
+    Give one of --select, --average, --identity, --replace, --fit and --outputs. --replace 2 --average 0,1,2 finds a key
+    with which --query averages a set.
     """
     # Wishes are functions, so that nothing is computed before all options are checked.
     wishes: dict[str, Callable[[], Result]] = {}
@@ -93,7 +94,7 @@ def design(
 
 
 def _check_wishes(wishes: Collection[str], has_query: bool, has_values: bool, has_page: bool) -> None:
-    """Raises where there is not one wish, or where an option belongs to another."""
+    """Raises an OptionError unless there is exactly one wish, and all other options belong to it."""
     if len(wishes) != 1:
         named = " and ".join(wishes) or "none"
         raise OptionError(f"one wish at a time, got {named}: expected {_WISHES}")
@@ -106,9 +107,9 @@ def _check_wishes(wishes: Collection[str], has_query: bool, has_values: bool, ha
 
 
 def read_rows(path: Path, open_rows: bool = False) -> Tensor:
-    """Returns the vectors of a file [rows, width]: one a line, all of one length; empty lines are passed over.
+    """Returns the vectors of a file [rows, width]: one a line, all of one length; empty lines are skipped.
 
-    With `open_rows` a line may be a question mark, and its row is NaN throughout. Errors name the file and the line.
+    With `open_rows` a line may be a question mark: its row is NaN. Errors name the file and the line.
     """
     try:
         text = "".join(read_pieces(path))
@@ -136,8 +137,8 @@ def read_rows(path: Path, open_rows: bool = False) -> Tensor:
 
 
 def _parse_number(word: str, place: str) -> float:
-    """Returns a finite number; an error names the place where another word stands."""
-    # "nan" and "inf" are numbers to Python; words that are none join them.
+    """Returns a finite number; raises a DesignError that names the place of any other word."""
+    # "nan" and "inf" are numbers to Python; other words are treated like them.
     try:
         number = float(word)
     except ValueError:
@@ -155,7 +156,7 @@ def _parse_key(word: str) -> int:
 
 
 def _print_result(result: Result, out: Path | None) -> None:
-    """Prints the explanation of a result, a table, what a designed query reads, and where the page is."""
+    """Prints the explanation of a result, a table, the output of a designed query, and the path of the page."""
     screen = console()
     screen.print(result.explain(), soft_wrap=True)
     if isinstance(result, lab.Identity):
@@ -174,7 +175,7 @@ def _print_result(result: Result, out: Path | None) -> None:
 
 
 def _print_matrices(result: lab.Identity) -> None:
-    """Prints the matrix of queries, row by row, and what each row reads where values are given."""
+    """Prints the matrix of queries, row by row, and the output of each row if there are values."""
     screen = console()
     for title, matrix in (("Q, a query a row:", result.q), ("reads:", result.output)):
         if matrix is None:
@@ -185,7 +186,7 @@ def _print_matrices(result: lab.Identity) -> None:
 
 
 def _print_reached(result: lab.HeadDesign) -> None:
-    """Prints what each token reads beside what was wanted of it."""
+    """Prints the output of each token beside the wanted one."""
     if result.reached is None:
         return
     made = table("token", "reads", "wanted")
@@ -209,7 +210,7 @@ def _key_table(result: lab.Identity) -> Table:
 
 
 def _weight_table(scores: Tensor, weights: Tensor, keys: int) -> Table:
-    """Returns a table of the scores and weights of each key, with the query's number where there are several."""
+    """Returns a table of the scores and weights of each key, with the query's number if there are several."""
     scores = torch.atleast_2d(scores)
     weights = torch.atleast_2d(weights)
     several = len(scores) > 1

@@ -30,9 +30,9 @@ SIGNS = {True: "✓", None: "–", False: "✗"}
 
 
 class HealthCheck(NamedTuple):
-    """One thing that was looked at, what was found, and what to do about it.
+    """One check: what was checked, what was found, and what to do about it.
 
-    `fine` is None where something is absent that one can do without.
+    `fine` is None if something optional is missing.
     """
 
     what: str
@@ -42,10 +42,10 @@ class HealthCheck(NamedTuple):
 
 
 def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False) -> None:
-    """Say what works here and what does not: versions, devices, extras, and whether each mechanism keeps its laws."""
+    """Check what works on this machine: versions, devices, extras, and whether each mechanism keeps its laws."""
     checks = []
     with console(stderr=True).status("looking") as status:
-        # The checks run one by one as they are asked for, so the line shows how far they are.
+        # `_run_checks` is a generator, so the line shows the progress.
         for check in _run_checks():
             status.update(f"looking: {check.what}")
             checks.append(check)
@@ -97,7 +97,7 @@ def _check_gpus() -> Iterator[HealthCheck]:
 
 
 def _check_extras() -> Iterator[HealthCheck]:
-    """Yields the extras that a user may want, each with the packages that it lacks."""
+    """Yields a check of each optional extra, with the packages that are missing."""
     packages: dict[str, list[str]] = {}
     try:
         required = metadata.requires("regard") or []
@@ -115,7 +115,7 @@ def _check_extras() -> Iterator[HealthCheck]:
 
 
 def _check_extra(name: str, what: str, packages: list[str]) -> HealthCheck:
-    """Returns the versions of an extra's packages, and how to install what is lacking."""
+    """Returns the check of an extra: the versions of its packages, and how to install missing ones."""
     versions = {package: _version(package) for package in packages}
     present = ", ".join(f"{package} {version}" for package, version in versions.items() if version is not None)
     lacking = ", ".join(package for package, version in versions.items() if version is None)
@@ -136,8 +136,8 @@ def _version(package: str) -> str | None:
 
 
 def _check_writable(folder: Path) -> HealthCheck:
-    """Checks that runs can be written where the command was started."""
-    # Trying is the only sure way: permissions say nothing of full or read-only file systems.
+    """Returns the check that runs can be written in the current folder."""
+    # By writing a file, as permissions say nothing about full or read-only file systems.
     try:
         with tempfile.NamedTemporaryFile(dir=folder):
             return HealthCheck("runs", True, f"go to {folder / 'runs'}")
@@ -146,10 +146,10 @@ def _check_writable(folder: Path) -> HealthCheck:
 
 
 def _check_laws(name: str, device: str) -> HealthCheck:
-    """Checks that a mechanism's three faces and its kernels agree, on one small case."""
+    """Returns the check, on one small case, that a mechanism's three faces and its kernels agree."""
     what = f"{name} on {device}"
     worst = 0.0
-    # Sizes that all differ: axes that are mixed up cannot go unnoticed.
+    # All sizes differ, so that exchanged axes are noticed.
     for law in CHECKED_LAWS:
         found = ask(LAWS[law], subject(name), Case(T=11, K=5, V=7, dtype="float32", device=device))
         do = f"regard check {name} --device {device}"

@@ -18,7 +18,7 @@ from regard.models.eject import example_text
 def eject(
     model: Annotated[str, typer.Argument(help=OWN_HELP)],
     out: Annotated[Path, typer.Option(help="The new folder to write model.py, its weights and tokenizer into.")],
-    download: Annotated[bool, typer.Option("--download", help="Fetch a model by its name on the hub.")] = False,
+    download: Annotated[bool, typer.Option("--download", help="Download a model by its Hugging Face name.")] = False,
 ) -> None:
     """Write a model as one readable file of plain PyTorch, which needs nothing of regard.
 

@@ -23,7 +23,7 @@ from regard.models.locate import model_folder
 from regard.train.tasks.sentiment import positive_probabilities
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A run, experiment or model folder.")]
-Device = Annotated[str | None, typer.Option(help="Where to run, e.g. cuda; cpu unless said.")]
+Device = Annotated[str | None, typer.Option(help="Where to run, e.g. cuda; default: cpu.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 _SHOWN = 60  # characters of a line of text that a table shows
 
@@ -31,16 +31,19 @@ _SHOWN = 60  # characters of a line of text that a table shows
 def evaluate(
     model: Model,
     data: Annotated[
-        Path | None, typer.Option(help="Question, tab, answer; of a classifier: sentence, tab, 0 or 1.")
+        Path | None, typer.Option(help="Lines of question, tab, answer; for a classifier: sentence, tab, 0 or 1.")
     ] = None,
     text: Annotated[
-        Path | None, typer.Option(help="Any text: loss, perplexity and bits of a language model, also Hugging Face's.")
+        Path | None,
+        typer.Option(help="A text file: loss, perplexity and bits by a language model, also of Hugging Face."),
     ] = None,
-    lines: Annotated[bool, typer.Option("--lines", help="Judge each line of --text by itself.")] = False,
-    tokens: Annotated[bool, typer.Option("--tokens", help="Show every token of --text and how likely it was.")] = False,
-    predictions: Annotated[Path | None, typer.Option(help="Write the answers to --data here, one a line.")] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="Evaluate each line of --text by itself.")] = False,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Show every token of --text and its probability.")] = False,
+    predictions: Annotated[
+        Path | None, typer.Option(help="Write the answers to --data to this file, one a line.")
+    ] = None,
     device: Device = None,
-    download: Annotated[bool, typer.Option("--download", help="Fetch a model by its name on the hub.")] = False,
+    download: Annotated[bool, typer.Option("--download", help="Download a model by its Hugging Face name.")] = False,
     json: Json = False,
 ) -> None:
     """Count right answers, or measure how likely a model finds a text.
@@ -63,8 +66,12 @@ def evaluate(
 
 def predict(
     model: Model,
-    input: Annotated[Path, typer.Option(help="Questions or sentences, one a line; answers are not looked at.")],
-    out: Annotated[Path, typer.Option(help="Write the answers here, one a line, in the order of the questions.")],
+    input: Annotated[
+        Path, typer.Option(help="A file with one question or sentence a line; answers in it are ignored.")
+    ],
+    out: Annotated[
+        Path, typer.Option(help="Write the answers to this file, one a line, in the order of the questions.")
+    ],
     device: Device = None,
 ) -> None:
     """Write a model's answers to questions, or the labels of sentences and how likely each is positive."""
@@ -80,7 +87,7 @@ def predict(
 
 
 def _evaluate_answers(model: str, data: Path, predictions: Path | None, device: str | None, json: bool) -> None:
-    """Answers the questions or labels the sentences of a file, and counts or, without answers, shows them."""
+    """Answers the questions or labels the sentences of a file; prints how many are right, or the answers themselves."""
     classifier = _load_classifier(model, device)
     questions = read_questions(data)
     known = questions[0].answer is not None
@@ -106,7 +113,7 @@ def _evaluate_answers(model: str, data: Path, predictions: Path | None, device: 
 
 
 def _show_predictions(data: Path, answers: list[str], predictions: Path | None, json: bool) -> None:
-    """Tells that a file has no answers to compare with, and where the predicted ones are."""
+    """Prints that a file has no answers to compare with, and the predicted ones or their file."""
     if json:
         print_json({"n": len(answers), "answers": answers})
         return
@@ -124,7 +131,7 @@ def _show_predictions(data: Path, answers: list[str], predictions: Path | None, 
 def _evaluate_text(
     model: str, path: Path, lines: bool, tokens: bool, device: str | None, download: bool, json: bool
 ) -> None:
-    """Prints what a text costs a language model: in all, or line by line, and with each token where asked."""
+    """Prints the loss of a text under a language model: of the whole or by line, and of each token with `tokens`."""
     content = "".join(read_pieces(path))
     texts = [content]
     if lines:
@@ -152,7 +159,7 @@ def _evaluate_text(
 
 
 def _json_row(text: str, found: Likelihood, tokens: bool, lines: bool) -> dict[str, Any]:
-    """Returns what one text costs as JSON has it."""
+    """Returns the loss of one text, and of its tokens if asked for, as plain data for JSON."""
     row: dict[str, Any] = dict(found.summary())
     if lines:
         row = {"text": text} | row
@@ -181,7 +188,7 @@ def _print_lines(texts: list[str], judged: list[Likelihood]) -> None:
 
 
 def _print_tokens(found: Likelihood) -> None:
-    """Prints a table of the tokens: the probability of each, its rank, and the likeliest one where it was another."""
+    """Prints a table of the tokens: the probability of each, its rank, and the likeliest token if it was another."""
     made = table("token", "loss", "probability", "rank", "likeliest")
     for token in found.tokens:
         if token.loss is None:
@@ -195,20 +202,20 @@ def _print_tokens(found: Likelihood) -> None:
 
 
 def _load_answerer(model: str, device: str | None) -> Decoder[Any]:
-    """Returns a model that was trained to answer questions."""
+    """Returns a model that was trained to answer questions; raises an OptionError for any other."""
     loaded = load(model, resolve_device(device or "cpu"))
     if not isinstance(loaded, Decoder):
         raise OptionError(f"{model} is a {type(loaded).__name__}, which writes no answers; expected a GPT")
     if loaded.tokenizer is None or loaded.tokenizer.id(MARK) is None:
         raise OptionError(
-            f"{model} never learned to answer; expected what `regard run knowledge` trains. The loss of a text is "
+            f"{model} was not trained to answer; expected a model of `regard run knowledge`. The loss of a text is "
             f"measured by regard evaluate {model} --text FILE"
         )
     return loaded
 
 
 def _load_classifier(model: str, device: str | None) -> Classifier | None:
-    """Returns the model where it judges sentences, None where it answers questions."""
+    """Returns the model if it is a classifier of sentences; None if it is another model."""
     folder = model_folder(model)
     if not is_hub_folder(folder):
         return None

@@ -14,12 +14,12 @@ from regard.hub.opening import load_regard_model
 
 def export(
     model: Annotated[str, typer.Argument(help=OWN_HELP)],
-    to: Annotated[str, typer.Option("--to", help="The folder to write: one that is not there yet, or empty.")],
-    download: Annotated[bool, typer.Option("--download", help="Fetch a model by its name on the hub.")] = False,
+    to: Annotated[str, typer.Option("--to", help="The folder to write, which must be new or empty.")],
+    download: Annotated[bool, typer.Option("--download", help="Download a model by its Hugging Face name.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
-    """Write a model as transformers' AutoModel and AutoTokenizer load it, with the same numbers; or say what of it
-    transformers has no equivalent of."""
+    """Write a model as a folder that transformers loads, with the same outputs; or say which of its parts transformers
+    does not have."""
     exported = hub.export(load_regard_model(model, download=download), to)
     if json:
         notes = {"files": exported.files, "left_out": list(exported.notes)}

@@ -16,29 +16,29 @@ from regard.hub.opening import load_regard_model
 
 def generate(
     model: Annotated[str, typer.Argument(help=OWN_HELP)],
-    prompt: Annotated[str, typer.Argument(help="What to continue; for an encoder-decoder, what to read.")],
-    max_tokens: Annotated[int, typer.Option("--max", help="At most so many tokens.")] = 100,
-    temperature: Annotated[float | None, typer.Option(help="Draw tokens; below 1 prefers likely ones.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Only the k likeliest tokens.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Only the likeliest that together have probability p.")] = None,
+    prompt: Annotated[str, typer.Argument(help="The text to continue; for an encoder-decoder, the source.")],
+    max_tokens: Annotated[int, typer.Option("--max", help="The most tokens to generate.")] = 100,
+    temperature: Annotated[float | None, typer.Option(help="Sample tokens; below 1 prefers likely ones.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Sample from the likeliest with total probability p.")] = None,
     min_p: Annotated[
-        float | None, typer.Option(help="Only tokens at least p times as likely as the likeliest.")
+        float | None, typer.Option(help="Sample from tokens at least p times as likely as the likeliest.")
     ] = None,
     repetition_penalty: Annotated[float, typer.Option(help="Above 1: tokens that occurred become less likely.")] = 1.0,
     beams: Annotated[int | None, typer.Option(help="Beam search of this width.")] = None,
     length_penalty: Annotated[float, typer.Option(help="Beams are ranked by log p / length to this power.")] = 0.0,
-    n: Annotated[int, typer.Option("--n", help="So many different outputs.")] = 1,
-    stop: Annotated[list[str] | None, typer.Option(help="A text that ends an output; may be repeated.")] = None,
+    n: Annotated[int, typer.Option("--n", help="Number of different outputs.")] = 1,
+    stop: Annotated[list[str] | None, typer.Option(help="A text that ends an output; repeatable.")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed draws the same tokens.")] = None,
     slide: Annotated[
-        bool, typer.Option("--slide", help="Forget the beginning where the model's length is full.")
+        bool, typer.Option("--slide", help="When the model's length is reached, forget the beginning.")
     ] = False,
     streaming: Annotated[bool, typer.Option("--stream", help="Print text as it comes (one output, no beams).")] = False,
     device: Annotated[str, typer.Option(help="Where to run, e.g. cuda.")] = "cpu",
-    download: Annotated[bool, typer.Option("--download", help="Fetch a model by its name on the hub.")] = False,
+    download: Annotated[bool, typer.Option("--download", help="Download a model by its Hugging Face name.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
-    """Continue a prompt with a model: greedy, unless a temperature, top-k, top-p, min-p or beams are asked for."""
+    """Continue a prompt with a model: greedy, unless --temperature, --top-k, --top-p, --min-p or --beams is given."""
     settings = Settings(
         max_tokens=max_tokens,
         temperature=temperature,

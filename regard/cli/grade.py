@@ -20,13 +20,13 @@ from regard.grade.submissions import find_submissions
 from regard.reading import check_path
 from regard.storage import write_text
 
-SUMMARY = 72  # characters of a fault that no slip names, in the table of a folder
+SUMMARY = 72  # characters of a fault without a known slip, in the table of a folder
 _MARKS = {True: Text("✓", "green"), False: Text("✗", "bold red")}
 
 
 def grade(
     spec: Annotated[
-        str | None, typer.Argument(help="A spec that comes with regard (see --list), or a TOML file of yours.")
+        str | None, typer.Argument(help="An exercise of regard (see --list), or a TOML file of your own.")
     ] = None,
     path: Annotated[
         Path | None, typer.Argument(help="A Python file, a notebook, or a folder with one submission an entry.")
@@ -35,18 +35,17 @@ def grade(
     template: Annotated[
         bool, typer.Option("--template", help="Write the file that students fill in (to PATH, else its usual name).")
     ] = False,
-    student: Annotated[
-        bool, typer.Option("--student", help="Show only the visible items, as a student may see them.")
-    ] = False,
+    student: Annotated[bool, typer.Option("--student", help="Show only the items that students may see.")] = False,
     gradescope: Annotated[
-        Path | None, typer.Option(help="Write Gradescope's results.json here; of a folder one NAME.json each.")
+        Path | None,
+        typer.Option(help="Write Gradescope's results.json to this path; for a folder of submissions, NAME.json each."),
     ] = None,
-    seconds: Annotated[float | None, typer.Option(help="Seconds an item may take; unsaid: the spec's.")] = None,
-    memory: Annotated[int | None, typer.Option(help="Megabytes a submission may use; unsaid: the spec's.")] = None,
-    seed: Annotated[int, typer.Option(help="Where the drawing of cases starts.")] = 0,
+    seconds: Annotated[float | None, typer.Option(help="Seconds for each item; default: the spec's.")] = None,
+    memory: Annotated[int | None, typer.Option(help="Megabytes for each submission; default: the spec's.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the random cases.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Grade students' functions and classes against references, known slips, properties and laws."""
+    """Grade students' functions and classes against references, common mistakes, properties and laws."""
     if list_specs:
         _print_specs(json)
         return
@@ -81,8 +80,8 @@ def _grade_all(
     limits: dict[str, float | int | None],
     keep: Callable[[Grade], None] | None,
 ) -> list[Grade]:
-    """Returns the grades of all submissions, and says on the way which one is graded; each is kept at once by `keep`,
-    so that those that are done are not lost when the rest is stopped."""
+    """Returns the grades of all submissions, and shows which one is being graded; `keep` gets each grade at once, so
+    that none is lost if the rest is stopped."""
     changes = {name: value for name, value in limits.items() if value is not None}
     allowed = spec.table.limits.but(**changes)
     found = find_submissions(path, spec)
@@ -109,7 +108,7 @@ def _print_specs(json: bool) -> None:
 
 
 def _write_template(spec: Spec, path: Path | None) -> None:
-    """Writes the file that students fill in; one that is there stays."""
+    """Writes the file that students fill in; raises an OptionError if it exists already."""
     place = check_path(path or spec.table.file, OptionError)
     if not spec.table.template:
         raise OptionError(f"the spec '{spec.name}' has no template")
@@ -122,7 +121,7 @@ def _write_template(spec: Spec, path: Path | None) -> None:
 
 
 def _write_gradescope(place: Path, is_folder: bool, grade: Grade) -> None:
-    """Writes the results.json of one submission, of a folder of them under its name."""
+    """Writes Gradescope's results of one submission to `place`, or for a folder to NAME.json in it."""
     if is_folder:
         place = place / f"{grade.submission}.json"
     write_text(place, jsonlib.dumps(grade.as_gradescope(), indent=2, ensure_ascii=False))
@@ -132,7 +131,7 @@ def _write_gradescope(place: Path, is_folder: bool, grade: Grade) -> None:
 
 
 def _print_one(spec: Spec, grade: Grade) -> None:
-    """Prints the items of one submission; advice that was given before is not repeated."""
+    """Prints the items of one submission; advice is printed only once."""
     out = console()
     out.print(f"{spec.table.title}: {grade.submission}", style="bold")
     made = table("", "points", "", padding=(0, 1, 0, 0))
@@ -150,7 +149,7 @@ def _print_one(spec: Spec, grade: Grade) -> None:
 
 
 def _describe(outcome: ItemOutcome, given: dict[str, str]) -> Text:
-    """Returns the name of an item and what is wrong with it; `given` holds at which item words were said before."""
+    """Returns the name of an item and what is wrong with it; `given` maps words printed before to their item."""
     text = Text(printable(outcome.item))
     if outcome.visibility != "visible":
         text.append(f" ({outcome.visibility.replace('_', ' ')})", "dim")
@@ -164,7 +163,7 @@ def _describe(outcome: ItemOutcome, given: dict[str, str]) -> Text:
 
 
 def _print_folder(spec: Spec, grades: list[Grade]) -> None:
-    """Prints a row a submission and a column an item, and below what the columns are."""
+    """Prints a table with a row for each submission and a column for each item, and what the columns are."""
     out = console()
     out.print(_folder_table(grades))
     legend = table("", "item", "points", title="\nItems")
@@ -200,6 +199,6 @@ def _folder_table(grades: list[Grade]) -> Table:
 
 
 def _summary(fault: ItemOutcome) -> str:
-    """Returns what is wrong in a few words: of an error its name and message, without the call that it came from."""
+    """Returns in a few words what is wrong: for an error its name and message, without the call."""
     words = fault.words.rpartition(" ends with ")[2] or fault.advice
     return shorten(f"{fault.status}: {words}", SUMMARY, placeholder=" …")

@@ -1,4 +1,4 @@
-"""How commands show themselves: whole sentences, examples, and the right name beside a wrong one."""
+"""Help and errors of commands: whole sentences, examples, and suggestions for wrong names."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from regard.errors import OptionError, UnknownNameError, quote
 
 
 class Command(TyperCommand):
-    """A command that ends its help with examples, and says of a wrong option what is right."""
+    """A command whose help ends with examples, and whose errors suggest the right option."""
 
     examples: Sequence[str] = ()
-    instead = ""  # what to say to somebody who gave more words than the command takes
+    instead = ""  # the advice for somebody who gave too many arguments
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         _write_examples(formatter, self.examples)
@@ -28,11 +28,13 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given = list(args)
         takes_more = ctx.allow_extra_args
-        ctx.allow_extra_args = True  # so that words too many are told here
+        ctx.allow_extra_args = True  # so that extra arguments get the error below
         try:
             left: list[str] = super().parse_args(ctx, args)
         except Exception as error:
-            wrong = getattr(error, "option_name", None)  # the parser's error for one that there is not, or has no value
+            wrong = getattr(
+                error, "option_name", None
+            )  # the parser's error for an unknown option, or one without a value
             if wrong is None:
                 raise
             if wrong in self._options():
@@ -45,18 +47,18 @@ class Command(TyperCommand):
         return left
 
     def _explain_extra(self, left: Sequence[str], ctx: Any) -> str:
-        """Returns what to say of words that no argument takes: what the command does take."""
+        """Returns the error for extra arguments, which says what the command takes."""
         names = [p.name.upper() for p in self.params if p.param_type_name == "argument" and p.name]
         expected = f"it takes {' '.join(names)}" if names else "it takes options only"
         said = f"{' '.join(map(quote, left))}: too much for `{ctx.command_path}`, {expected}."
         return " ".join(filter(None, [said, self.instead, self._ask_for_help(ctx)]))
 
     def _explain(self, wrong: str, ctx: Any, given: Sequence[str]) -> str:
-        """Returns what to say of an unknown option: the key that it may mean, else the option nearest to it."""
+        """Returns the error for an unknown option, with the key or the option that it may mean."""
         said = f"no option {quote(wrong, marks=False)} in `{ctx.command_path}`."
         name = wrong.lstrip("-").replace("_", "-")
         options = self._options()
-        # What it is called elsewhere, what it is short for, what is near.
+        # Our name for that of another tool, an option that begins so, a similar one.
         meant = [f"--{own}" for own in OPTIONS_ALSO_CALLED.get(name, ())]
         meant += [option for option in options if option.startswith(f"--{name}")]
         meant = [option for option in meant if option in options]
@@ -98,7 +100,7 @@ class Group(TyperGroup):
 
 
 class LazyGroup(Group):
-    """The commands of `COMMANDS`, each imported when it is asked for."""
+    """The group of the commands in `COMMANDS`, each imported when it is used."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -161,7 +163,7 @@ def _build_command(name: str, entry: Entry) -> Any:
 
 
 def _describe_unknown(name: str) -> str:
-    """Returns the error for a command that there is not, with the one that may be meant."""
+    """Returns the error for an unknown command, with the one that may be meant."""
     if name == "help":
         return "no command is called 'help': `regard -h` lists the commands, `regard COMMAND -h` a command's options."
     if name == "version":
@@ -174,7 +176,7 @@ def _describe_unknown(name: str) -> str:
 
 
 def _write_examples(formatter: Any, examples: Sequence[str]) -> None:
-    """Writes examples as they are typed: a line that is too long for the page is not broken."""
+    """Writes examples as they are typed; long lines are not broken."""
     if not examples:
         return
     with formatter.section("Examples"):

@@ -32,13 +32,13 @@ from regard.lens.trace.trace import Trace
 from regard.report.head_curves import head_name
 from regard.report.paper import check_figure
 
-MAX_ROWS = 12  # of redundant pairs, and of removed heads
+MAX_ROWS = 12  # rows of the tables of redundant pairs and of removed heads
 ABLATED_TEXTS = 4
 X = TypeVar("X")
 
 
 class HeadsCommand(OptionalValueCommand):
-    """The command with regard's own sentences and order where none is named."""
+    """The command, with default values of --prune, --syntax and --coreference."""
 
     defaults: ClassVar = {"--prune": "importance", "--syntax": OWN, "--coreference": OWN}
     instead = 'Texts are read from a file, --texts FILE; `regard view MODEL "a text"` shows a text.'
@@ -50,40 +50,46 @@ COMMAND = HeadsCommand
 def heads(
     model: Annotated[str, typer.Argument(help=HELP)],
     texts: Annotated[
-        Path | None, typer.Option(help="Texts to read, one a line; without it, a dozen short ones.")
+        Path | None, typer.Option(help="A file with one text a line; default: a dozen short texts.")
     ] = None,
     pairs: Annotated[
-        Path | None, typer.Option(help="The second text of a pair for each of --texts, one a line.")
+        Path | None, typer.Option(help="A file with the second text of each pair, a line for each of --texts.")
     ] = None,
     targets: Annotated[
-        Path | None, typer.Option(help="What an encoder-decoder writes for each of --texts, one a line.")
+        Path | None, typer.Option(help="A file with the target of an encoder-decoder for each of --texts.")
     ] = None,
     syntax: Annotated[
         Path | None,
-        typer.Option(metavar="[FILE]", help="Find heads for syntax, on sentences in CoNLL-U or on regard's own."),
+        typer.Option(metavar="[FILE]", help="Find heads for syntax, with a CoNLL-U file or regard's own sentences."),
     ] = None,
     coreference: Annotated[
         Path | None,
-        typer.Option(metavar="[FILE]", help="Find heads for coreference, on texts in JSONL or on regard's own."),
+        typer.Option(metavar="[FILE]", help="Find heads for coreference, with a JSONL file or regard's own texts."),
     ] = None,
     prune: Annotated[str | None, typer.Option(metavar="[ORDER]", help=PRUNE_HELP)] = None,
     labelled: Annotated[
-        Path | None, typer.Option("--sentences", help="Sentence, tab, 0 or 1: what a classifier is pruned on.")
+        Path | None, typer.Option("--sentences", help="Lines of sentence, tab, 0 or 1, to prune a classifier on.")
     ] = None,
     checkpoints: Annotated[
-        bool, typer.Option("--checkpoints", help="How the heads came about: at each checkpoint that a run has kept.")
+        bool, typer.Option("--checkpoints", help="What heads do at each checkpoint that a run has kept.")
     ] = False,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw the curves of --prune or --checkpoints here: .svg, .png or .pdf.")
+        Path | None, typer.Option(help="Draw the curves of --prune or --checkpoints to this .svg, .png or .pdf.")
     ] = None,
-    ablate: Annotated[bool, typer.Option("--ablate", help="Also measure what removing each head costs.")] = False,
-    save: Annotated[Path | None, typer.Option(help="Write a .trace of the first text with the labels here.")] = None,
+    ablate: Annotated[
+        bool, typer.Option("--ablate", help="Also measure how much worse the model is without each head.")
+    ] = False,
+    save: Annotated[
+        Path | None, typer.Option(help="Write a .trace of the first text, with the labels, to this file.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="Where to run, e.g. cuda.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the bootstrap and of random weights.")] = 0,
-    download: Annotated[bool, typer.Option("--download", help="Fetch a model by name if it is not here.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the bootstrap and of random weights.")] = 0,
+    download: Annotated[
+        bool, typer.Option("--download", help="Download a model if it is not on this machine.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Say what each head of a model does: labels with intervals, redundant heads, change over the layers."""
+    """Find out what each head of a model does: labels with intervals, redundant heads, and changes over layers."""
     if prune is not None:
         PRUNING_ORDERS.find(prune)
     elif labelled is not None:
@@ -109,7 +115,7 @@ def heads(
         results, recordings = examine(subject, given.texts, seed, report)
         results |= _evaluate_annotated(subject, given, report)
         if ablate:
-            # Every head is a pass over these texts, so a few have to do.
+            # Each head takes a pass over these texts, so only a few are used.
             chosen = given.texts or encode_default_texts(subject, ABLATED_TEXTS)
             done = partial(_report_done, report, "removing heads")
             results["ablation"] = remove(subject, chosen[:ABLATED_TEXTS], done)
@@ -133,14 +139,14 @@ def heads(
 
 
 def _refuse_beside_checkpoints(**given: object) -> None:
-    """Raises OptionError where an option was given that is about one model and not about its checkpoints."""
+    """Raises an OptionError if an option was given that is for one model, not for its checkpoints."""
     wrong = next((name for name, value in given.items() if value), None)
     if wrong is not None:
         raise OptionError(f"--{wrong} is about one model: leave it out, or name one checkpoint without --checkpoints")
 
 
 class Given(NamedTuple):
-    """What the files that a user named hold; None where none is named."""
+    """The contents of the files that the user gave; None for those not given."""
 
     texts: list[Sample] | None
     parsed: list[Parsed] | None
@@ -151,7 +157,7 @@ class Given(NamedTuple):
 def _read_files(
     samples: list[Sample] | None, syntax: Path | None, coreference: Path | None, labelled: Path | None
 ) -> Given:
-    """Returns what all files hold. They are read before the model is, so that a mistake in one is told at once."""
+    """Returns the contents of all files, which are read before the model so that errors in them come at once."""
     parsed = mentions = sentences = None
     if syntax is not None:
         parsed = read_parsed(syntax)
@@ -165,7 +171,7 @@ def _read_files(
 def _evaluate_annotated(
     subject: RecordableModel, given: Given, report: Callable[[str, int, int], None]
 ) -> dict[str, Any]:
-    """Returns what the heads make of annotated sentences, where some are given."""
+    """Returns how well heads find syntactic relations and coreference, if annotated sentences are given."""
     found: dict[str, Any] = {}
     if given.parsed is not None:
         rare: dict[str, int] = {}
@@ -188,12 +194,12 @@ def _with_progress(items: Sequence[X], work: str, report: Callable[[str, int, in
 
 
 def _report_done(report: Callable[[str, int, int], None], work: str, done: int, total: int) -> None:
-    """Reports that so many parts of a work are done."""
+    """Reports that `done` of `total` parts of a work are done."""
     report(work, done - 1, total)
 
 
 def _read_samples(texts: Path | None, pairs: Path | None, targets: Path | None) -> list[Sample] | None:
-    """Returns the texts of a file with second texts and targets, without empty lines; None without a file."""
+    """Returns the texts of a file, without empty lines, with their second texts and targets; None without a file."""
     if texts is None:
         if pairs is not None or targets is not None:
             raise OptionError("--pairs and --targets belong to the texts of --texts, line by line; give them too")
@@ -215,7 +221,7 @@ def _read_samples(texts: Path | None, pairs: Path | None, targets: Path | None) 
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Shows a status line, and yields what changes it: the work, and how many of how many parts are done."""
+    """Shows a status line, and yields the function that changes it: (work, parts done, parts in all)."""
     with console(stderr=True).status("recording") as status:
 
         def report(work: str, n: int, total: int) -> None:
@@ -227,7 +233,7 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
 
 
 def _print_results(results: dict[str, Any]) -> None:
-    """Prints all that `examine` and the options beside it found."""
+    """Prints the results of `examine` and of the further options."""
     out = console()
     card = results["model"]
     out.print(
@@ -253,7 +259,7 @@ def _print_results(results: dict[str, Any]) -> None:
 
 
 def _print_labels(results: dict[str, Any]) -> None:
-    """Prints the heads that have a label, the strongest first, with their costs where they were removed."""
+    """Prints the heads that have a label, the strongest first, with the cost of their removal if measured."""
     if results["texts"] < MIN_TEXTS:
         console().print(f"a label takes {MIN_TEXTS} texts at least; give more with --texts")
     heads = [head for head in results["heads"] if head["label"] != "mixed"]
@@ -282,7 +288,7 @@ def _cost(head: dict[str, Any], ablation: dict[str, Any]) -> str:
 
 
 def _print_layers(rows: list[dict[str, Any]]) -> None:
-    """Prints how the heads change over the layers; a dash stands for what a layer does not have."""
+    """Prints the mean measures of each layer's heads; a dash for those that a layer does not have."""
     _print_title("Over the layers")
     made = table("layer", "distance", "entropy", "on first", "largest")
     for row in rows:
@@ -305,7 +311,7 @@ def _print_redundant(pairs: list[dict[str, Any]]) -> None:
 
 
 def _print_syntax(rows: list[dict[str, Any]], rare: Mapping[str, int]) -> None:
-    """Prints the best head of each syntactic relation, beside always looking at one distance."""
+    """Prints the best head of each syntactic relation, beside the baseline of one fixed distance."""
     out = console()
     if rows:
         _print_title("Syntax: the best head of each relation")
@@ -339,7 +345,7 @@ def _short(direction: str) -> str:
 
 
 def _print_coreference(row: dict[str, Any] | None) -> None:
-    """Prints the head that best finds an earlier mention of the same, if any."""
+    """Prints the head that best finds an earlier mention of the same entity, if any."""
     if row is None:
         console().print(
             f"\nCoreference: fewer than {MIN_PAIRS} mentions have an earlier mention of the same, and one of something "
@@ -373,7 +379,7 @@ def _print_title(text: str) -> None:
 
 
 def _tick(row: dict[str, Any]) -> str:
-    """Returns a tick where a head is better than the baseline beyond chance."""
+    """Returns a tick if a head is significantly better than the baseline."""
     if row["stands_out"]:
         return " ✓"
     return ""

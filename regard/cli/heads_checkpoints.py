@@ -20,13 +20,13 @@ MOST_ROWS = 16  # of the table
 def examine_run(
     name: str, texts: Sequence[Sample] | None, seed: int, device: str, progress: Callable[[str, int, int], None]
 ) -> dict[str, Any]:
-    """Returns what the heads of a run do at each checkpoint, and under "losses" how its losses fell: [step, loss]."""
+    """Returns what the heads of a run do at each checkpoint, and as "losses" its losses by name: [step, loss]."""
     results = examine_checkpoints(name, texts, seed, device, progress)
     return results | {"losses": _read_losses(Path(name))}
 
 
 def _read_losses(path: Path) -> dict[str, list[Point]]:
-    """Returns the losses that a run was evaluated by; without any, that of its training."""
+    """Returns the losses of a run's evaluations by name; without any, its training loss."""
     rows = Run(run_folder(path)).metrics()
     losses: dict[str, list[Point]] = {}
     for row in rows:
@@ -68,7 +68,7 @@ def print_run(results: Mapping[str, Any]) -> None:
 
 
 def _spread(checkpoints: int) -> list[int]:
-    """Returns which checkpoints have a row: all, or some from the first to the last, evenly spread."""
+    """Returns the indices of checkpoints that have a row: all, or MOST_ROWS evenly spaced ones."""
     rows = min(checkpoints, MOST_ROWS)
     return [round(n * (checkpoints - 1) / (rows - 1)) for n in range(rows)]
 
@@ -82,7 +82,7 @@ def _value_at(points: Sequence[Point], step: int) -> str:
 
 
 def _strongest(heads: Sequence[Mapping[str, Any]], name: str, n: int) -> str:
-    """Returns the largest effect of a score at the n-th checkpoint, with the head where it does this."""
+    """Returns the largest effect of a score at the n-th checkpoint, with the head if the score is one of its labels."""
     scored = [head for head in heads if name in head["scores"] and head["scores"][name]["effect"][n] is not None]
     if not scored:
         return ""
@@ -95,7 +95,7 @@ def _strongest(heads: Sequence[Mapping[str, Any]], name: str, n: int) -> str:
 
 
 def _describe(row: Mapping[str, Any], head: str) -> str:
-    """Returns the sentence that says when a score appeared, and who does it at the end."""
+    """Returns the sentence that says when a score appeared, and how many heads have it at the end."""
     when = f"by step {row['step']:,}, the first checkpoint"
     if row["before"] is not None:
         when = f"between steps {row['before']:,} and {row['step']:,}"

@@ -16,7 +16,7 @@ from regard.report.chart import Axis, Series
 from regard.report.palette import styles
 from regard.report.paper import plot_chart
 
-PRUNE_HELP = "Remove heads one after the other, by importance, greedy or by label, beside random orders."
+PRUNE_HELP = "Remove heads one by one, in the order importance, greedy or label, and in random orders."
 BAR = 22  # characters of the longest bar
 NAMES = {"loss": "loss", "accuracy": "accuracy", "change": "change of the last vectors"}
 _EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -44,7 +44,7 @@ def prepare(
 
 
 def print_cost(pruning: Pruning) -> None:
-    """Prints, beside the results, what is about to be computed and how long it will take."""
+    """Prints to stderr what is about to be computed and how long it will take."""
     choose, judge = pruning.passes
     chosen = f"{choose:,} passes to choose the order"
     if not choose:
@@ -65,7 +65,7 @@ def _duration(seconds: float) -> str:
 
 
 def print_pruning(results: Mapping[str, Any]) -> None:
-    """Prints the curve over heads left as a table with a bar a row, beside the mean of random orders."""
+    """Prints the curve over the heads left as a table with bars, beside the mean of random orders."""
     measure = results["measure"]
     unit = results["unit"]
     out = console()
@@ -106,7 +106,7 @@ def _draw_bar(value: float, other: float, top: float) -> str:
 
 
 def _describe(results: Mapping[str, Any]) -> str:
-    """Returns the sentences below the table: how many heads are enough, and what chance and labels say to that."""
+    """Returns the sentences below the table: how many heads suffice, chance accuracy, and labels."""
     measure = results["measure"]
     suffice = results["suffice"]
     tolerance = f"{suffice['tolerance']:.0%}"
@@ -132,7 +132,7 @@ def _format(value: float, measure: str) -> str:
 
 
 def plot_pruning(results: Mapping[str, Any], path: Path) -> None:
-    """Writes the figure of the curve: the order, and the mean of random orders in the band between them."""
+    """Writes the figure of the curve, with the mean of random orders and their band."""
     measure = results["measure"]
     order = f"order {results['order']}"
     chosen = styles([order, "random orders"])

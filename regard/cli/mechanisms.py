@@ -16,7 +16,7 @@ from regard.mechanisms import mechanisms as known
 def mechanisms(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """List every mechanism: formula, time, state, which faces have kernels here, and up to which sizes."""
+    """List every mechanism: formula, time, state, and the kernels that run on this machine, with their limits."""
     made = table("name", "formula", "time", "state", "kernels here")
     made.columns[1].no_wrap = True
     rows = []

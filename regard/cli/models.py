@@ -1,8 +1,8 @@
-"""What the command line says about a MODEL."""
+"""Help texts for the argument MODEL."""
 
 HELP = (
     "A run, a model folder, a Hugging Face folder or name, a GGUF file; small, which comes with regard; minilm, of "
-    "regard's extra models; random:MODEL is an untrained twin, as is random:gpt2; random:llama@tiny is a small one."
+    "regard's extra models; random:gpt2 is gpt2 with random weights, random:llama@tiny a tiny one."
 )
-# Where the model has to be of regard's own classes, or becomes so.
+# For commands that need a model of regard's own classes, or convert it into one.
 OWN_HELP = "A run, a model folder, a Hugging Face folder or name; or small, which comes with regard."

@@ -9,7 +9,7 @@ from regard.cli.groups import Command
 
 
 class OptionalValueCommand(Command):
-    """A command with options that have a value of their own where none is given; `defaults` holds it by the option."""
+    """A command with options that may be given without a value; `defaults` has the value that each then takes."""
 
     defaults: ClassVar[Mapping[str, str]] = {}
 
@@ -19,10 +19,10 @@ class OptionalValueCommand(Command):
 
 
 def fill_values(words: Sequence[str], defaults: Mapping[str, str], valued: set[str]) -> list[str]:
-    """Returns the words of a command with the default behind each option that has no value.
+    """Returns the words of a command with the default added to each option that has no value.
 
-    An option takes the word behind it unless that is an option too, or would be the only argument: `--prune MODEL` is
-    `--prune=importance MODEL`. `valued` are all options that take a value.
+    An option takes the next word as its value unless that is an option, too, or would be the only argument:
+    `--prune MODEL` is `--prune=importance MODEL`. `valued` are all options that take a value.
     """
     taken = {}  # place of an optional value → place of its option
     arguments = 0

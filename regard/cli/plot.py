@@ -19,7 +19,7 @@ plot = typer.Typer(
     cls=Group, help="Draw figures for papers, as PNG, SVG or PDF.", no_args_is_help=True, rich_markup_mode=None
 )
 
-Out = Annotated[Path, typer.Option("--out", "-o", help="Write here; the ending says which format.")]
+Out = Annotated[Path, typer.Option("--out", "-o", help="The file to write: .png, .svg or .pdf.")]
 Inches = Annotated[str | None, typer.Option(help="Width and height in inches, e.g. 7x4.")]
 
 
@@ -29,7 +29,7 @@ def masks(
     size: Inches = None,
     length: Annotated[int, typer.Option(help="Tokens.")] = 12,
 ) -> None:
-    """Who may see whom under each kind of mask, in self- and cross-attention, and why not."""
+    """Draw each kind of mask, in self- and cross-attention, and why keys are hidden."""
     paper.plot_masks(out, _parse_inches(size) or (8.0, 4.2), length)
     _print_written(out)
 
@@ -41,7 +41,7 @@ def positions(
     length: Annotated[int, typer.Option(help="Tokens.")] = 64,
     width: Annotated[int, typer.Option(help="Dimensions of a position.")] = 32,
 ) -> None:
-    """Sinusoidal positions and their shift matrix, rotary positions, ALiBi."""
+    """Draw sinusoidal positions and their shift matrix, rotary positions, and ALiBi."""
     paper.plot_positions(out, _parse_inches(size) or (7.0, 4.6), length, width)
     _print_written(out)
 
@@ -49,16 +49,18 @@ def positions(
 @plot.command()
 def weights(
     model: Annotated[str, typer.Argument(help=HELP)],
-    text: Annotated[str, typer.Argument(help="What the model reads: a text, or the file of an image.")],
+    text: Annotated[str, typer.Argument(help="A text, or the file of an image, for the model to read.")],
     out: Out = Path("weights.pdf"),
     size: Inches = None,
-    layer: Annotated[list[int] | None, typer.Option(help="Only this layer; may be repeated.")] = None,
-    head: Annotated[list[int] | None, typer.Option(help="Only this head; may be repeated.")] = None,
+    layer: Annotated[list[int] | None, typer.Option(help="Draw only this layer; repeatable.")] = None,
+    head: Annotated[list[int] | None, typer.Option(help="Draw only this head; repeatable.")] = None,
     device: Annotated[str | None, typer.Option(help="Where to run, e.g. cuda.")] = None,
-    seed: Annotated[int, typer.Option(help="Of random weights.")] = 0,
-    download: Annotated[bool, typer.Option("--download", help="Fetch a model by name if it is not here.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of random weights.")] = 0,
+    download: Annotated[
+        bool, typer.Option("--download", help="Download a model if it is not on this machine.")
+    ] = False,
 ) -> None:
-    """The heads of a model over a text: all of them, or one with its tokens."""
+    """Draw the attention weights of a model's heads over a text: all of them, or one with its tokens."""
     inches = _parse_inches(size)
     recording = open_recordable(model, device or "cpu", seed=seed, download=download).record_one(text)
     paper.plot_weights(recording, out, inches, layer or (), head or ())

@@ -1,4 +1,4 @@
-"""The option --plugin, which all commands share that name mechanisms."""
+"""The option --plugin, which all commands have that take names of mechanisms."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 import typer
 
-HELP = "A Python file that registers mechanisms, which is run; may be repeated."
+HELP = "Run this Python file first, which registers mechanisms; repeatable."
 
 
-_named: list[str] = []  # the files that were named to the command of this process
+_named: list[str] = []  # the files that were given to this process's command
 
 
 def import_plugins(files: list[str] | None) -> list[str] | None:
-    """Imports the files that the user names, before anything else of the command is done."""
+    """Imports the files that the user gave, before the command does anything else, and returns them."""
     _named[:] = files or ()
     if files:
         from regard.plugins import import_file  # it needs PyTorch
@@ -25,13 +25,13 @@ def import_plugins(files: list[str] | None) -> list[str] | None:
 
 
 def again(command: str) -> str:
-    """Returns a command that goes on with this one's work, with the files that were named to this one."""
+    """Returns a command with this process's --plugin options added, to continue its work."""
     words = [word for path in _named for word in ("--plugin", path)]
     return " ".join([command, *map(shlex.quote, words)])
 
 
 def plugin_option() -> Any:
-    """Returns the option; the function of a command never sees it."""
+    """Returns the option as a parameter of the parser; it is not passed to the command's function."""
 
     asked = typer.Option(None, "--plugin", metavar="FILE", callback=import_plugins, is_eager=True, help=HELP)
 

@@ -59,7 +59,7 @@ class Bar(Progress):
 
     def show(self, step: int, total: int, values: Mapping[str, Any]) -> None:
         metrics = {key: x for key, x in values.items() if x is not None and not key.startswith("train/")}
-        # Training tells its learning rate with the loss; an evaluation has none.
+        # Training steps have a learning rate; evaluations have none.
         if "lr" in values:
             self.training = format_metrics(metrics)
         else:
@@ -69,7 +69,7 @@ class Bar(Progress):
 
 
 def training_progress(name: str) -> Progress:
-    """Returns a bar where someone watches, lines in a log."""
+    """Returns a live bar on a terminal, else lines for a log."""
     screen = console(stderr=True)
     if screen.is_terminal:
         return Bar(name, screen)
@@ -77,6 +77,6 @@ def training_progress(name: str) -> Progress:
 
 
 def experiment_progress() -> Shown:
-    """Returns how an experiment tells what it does on this terminal."""
+    """Returns the progress of an experiment: messages, and a bar or lines for each training, on stderr."""
     screen = console(stderr=True)
     return Shown(partial(screen.print, soft_wrap=True), training_progress)

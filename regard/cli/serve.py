@@ -17,16 +17,18 @@ from regard.lens.small_model import is_shipped, shipped, shipped_text
 
 
 def serve(
-    model: Annotated[str | None, typer.Argument(help=f"{HELP} Without it: small.")] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8080,
+    model: Annotated[str | None, typer.Argument(help=f"{HELP} Default: small.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0: any free one.")] = 8080,
     labels: Annotated[
-        bool, typer.Option("--labels/--no-labels", help="Say what each head does; reads a dozen short texts first.")
+        bool, typer.Option("--labels/--no-labels", help="Label what each head does, from a dozen short texts.")
     ] = True,
     device: Annotated[str | None, typer.Option(help="Where to run, e.g. cuda.")] = None,
-    seed: Annotated[int, typer.Option(help="Of random weights.")] = 0,
-    download: Annotated[bool, typer.Option("--download", help="Fetch a model by name if it is not here.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of random weights.")] = 0,
+    download: Annotated[
+        bool, typer.Option("--download", help="Download a model if it is not on this machine.")
+    ] = False,
 ) -> None:
-    """Show a model on a local page: type a text and see it, let it go on and watch where it looks."""
+    """Show a model on a local page: type a text and see its attention, or let the model continue the text."""
     require_server_packages()
     with console(stderr=True).status("loading"):
         subject = open_recordable(model or shipped(), device or "cpu", seed=seed, download=download)
@@ -43,7 +45,7 @@ def serve(
 
 
 def _print_address(address: str, name: str) -> None:
-    """Prints where the page is, once the server listens."""
+    """Prints the address of the page; called once the server listens."""
     out = console()
     out.print(f"{name} is at {address}", soft_wrap=True)
     out.print("Only this machine can open it, and only with that address. Ctrl-C ends it.", soft_wrap=True)

@@ -17,11 +17,11 @@ from rich.text import Text
 
 from regard.errors import printable
 
-PROSE = 32  # columns that a text which wraps is given, at least where there is room
+PROSE = 32  # columns that a wrapped text gets at least, if there is room
 
 
 class SafeConsole(Console):
-    """A console that writes what a terminal would act on, such as an escape in the name of a token, as \\u001b.
+    """A console that prints control characters, such as an escape in the name of a token, as \\u001b.
 
     A table in which words would have to be cut is printed in parts, one below the other, each with the first column.
     """
@@ -31,10 +31,10 @@ class SafeConsole(Console):
         super().print(*parts, **options)
 
     def _fitting(self, printed: Any) -> list[Any]:
-        """Returns a table in parts that fit this console, with empty lines between; anything else as it is."""
+        """Returns a table in parts that fit this console, with empty lines between; anything else unchanged."""
         if not isinstance(printed, Table) or self._width_of(printed).minimum <= self.width:
             return [printed]
-        if any(column.overflow == "fold" for column in printed.columns):  # it says itself what may be broken
+        if any(column.overflow == "fold" for column in printed.columns):  # such a table is broken inside its columns
             return [printed]
         parts: list[Any] = []
         for columns in self._divide(printed):
@@ -56,7 +56,7 @@ class SafeConsole(Console):
         return divided
 
     def _needed(self, made: Table, columns: list[Column]) -> int:
-        """Returns the width in which these columns can be read: words are whole, and texts have lines."""
+        """Returns the width that these columns need: no word is cut, and texts get at least PROSE columns."""
         total = 0
         for column in columns:
             width = self._width_of(_with_columns(made, [column]))
@@ -76,15 +76,15 @@ class SafeConsole(Console):
 
 
 def _with_columns(made: Table, columns: list[Column]) -> Table:
-    """Returns a table with some of its columns, which know their new places."""
+    """Returns a copy of a table with these columns alone, renumbered."""
     part = copy(made)
     part.columns = [replace(column, _index=place) for place, column in enumerate(columns)]
     return part
 
 
 def console(stderr: bool = False) -> Console:
-    """Returns a console as wide as the terminal or as COLUMNS says; in a file, wide enough for a table."""
-    # Names of files and models may hold brackets, which rich would take for markup.
+    """Returns a console as wide as the terminal or as COLUMNS says; without either, 120 columns wide."""
+    # No markup, as names of files and models may have brackets.
     made = SafeConsole(stderr=stderr, highlight=False, markup=False)
     if not made.is_terminal and "COLUMNS" not in os.environ:
         made.width = 120
@@ -102,13 +102,13 @@ def print_warning(message: Warning | str, *place: Any, **named: Any) -> None:
 
 
 def print_json(data: Any) -> None:
-    """Prints data as JSON; what JSON has no form for, such as a path, becomes text."""
-    # JSON has the same escapes, so that what is read back is what was printed.
+    """Prints data as JSON; values that JSON does not have, such as paths, become text."""
+    # JSON has the same escapes, so that the data is read back unchanged.
     print(printable(json.dumps(data, indent=2, ensure_ascii=False, default=str)))
 
 
 def print_text(text: str, end: str = "\n") -> None:
-    """Prints a text of a model: as it is to a file or a pipe, and with escapes to a terminal that would act on them."""
+    """Prints a text of a model: unchanged to a file or a pipe; on a terminal, with control characters escaped."""
     if sys.stdout.isatty():
         text = printable(text)
     else:
@@ -125,14 +125,14 @@ def table(*columns: str, title: str | None = None, **options: Any) -> Table:
 
 
 def align_right(made: Table, first: int) -> Table:
-    """Aligns the columns from the `first` on to the right, as numbers want it, and returns the table."""
+    """Aligns the columns from the `first` on to the right, for numbers, and returns the table."""
     for column in made.columns[first:]:
         column.justify = "right"
     return made
 
 
 def print_outcome(results: Mapping[str, Any]) -> None:
-    """Prints the table of what came out of an experiment, where it has one: columns and rows of text."""
+    """Prints the table of an experiment's outcome, if it has one: columns and rows of text."""
     if "outcome" not in results:
         return
     made = table(*results["outcome"]["columns"])
@@ -142,5 +142,5 @@ def print_outcome(results: Mapping[str, Any]) -> None:
 
 
 def is_given(value: object) -> bool:
-    """Returns whether an option was given; a list that may be repeated is empty where it was not."""
+    """Returns whether an option was given; a repeatable option is an empty list if it was not."""
     return value is not None and value != []

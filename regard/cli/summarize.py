@@ -24,18 +24,20 @@ from regard.models import load
 def summarize(
     model: Annotated[str, typer.Argument(metavar="RUN", help="A run, experiment or model folder.")],
     file: Annotated[
-        str, typer.Argument(metavar="FILE", help="Articles: .jsonl, .csv, .tsv, or text with one a line; - for input.")
+        str, typer.Argument(metavar="FILE", help="Articles: .jsonl, .csv, .tsv, or text with one a line; - for stdin.")
     ],
-    beams: Annotated[int | None, typer.Option(help="Beam search of this width; 4 unless tokens are drawn.")] = None,
-    n: Annotated[int, typer.Option("--n", help="So many different summaries of each.")] = 1,
-    max_tokens: Annotated[int | None, typer.Option("--max", help="At most so many tokens.")] = None,
+    beams: Annotated[int | None, typer.Option(help="Beam search of this width; default: 4 unless sampling.")] = None,
+    n: Annotated[int, typer.Option("--n", help="Number of different summaries of each article.")] = 1,
+    max_tokens: Annotated[int | None, typer.Option("--max", help="The most tokens of a summary.")] = None,
     length_penalty: Annotated[float, typer.Option(help="Beams are ranked by log p / length to this power.")] = 1.0,
-    temperature: Annotated[float | None, typer.Option(help="Draw tokens instead; below 1 prefers likely ones.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Draw only of the k likeliest tokens.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Draw only the likeliest that have probability p.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Sample tokens; below 1 prefers likely ones.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Sample from the likeliest with total probability p.")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed draws the same tokens.")] = None,
     article: Annotated[str, typer.Option(help="The key or column that holds the article.")] = "article",
-    out: Annotated[Path | None, typer.Option(help="Write the summaries here: lines, or JSON lines (.jsonl).")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the summaries to this file: text lines, or JSON lines (.jsonl).")
+    ] = None,
     device: Annotated[str, typer.Option(help="Where to run, e.g. cuda.")] = "cpu",
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
@@ -69,7 +71,7 @@ def summarize(
 
 
 def _read_articles(file: str, article: str) -> list[str]:
-    """Returns the articles of a file, or of the lines that come in."""
+    """Returns the articles of a file, or for "-" the lines of stdin."""
     if file != "-":
         return read_articles(file, article)
     try:
@@ -101,14 +103,14 @@ def _json_row(number: int, summary: Summaries) -> dict[str, Any]:
 
 
 def _format_lines(rows: Sequence[dict[str, Any]], out: Path) -> list[str]:
-    """Returns the lines of a file of summaries: JSON where its name ends so, else the best summary of each."""
+    """Returns the lines of a file of summaries: JSON for .jsonl, else the best summary of each article."""
     if out.suffix == ".jsonl":
         return [json_format.dumps(row, ensure_ascii=False) for row in rows]
     return [_best_text(row) for row in rows]
 
 
 def _best_text(row: dict[str, Any]) -> str:
-    """Returns the best summary of an article, or nothing: an empty line keeps the files' lines side by side."""
+    """Returns the best summary of an article; "" without one, so that lines of summaries and articles correspond."""
     if not row["summaries"]:
         return ""
     text: str = row["summaries"][0]["text"]

@@ -23,16 +23,16 @@ from regard.sweep.settings import configure_sweep
 from regard.train.progress import Lines, Progress
 from regard.train.run import timestamped_path
 
-MAX_ROWS = 20  # trials in the terminal's table
+MAX_ROWS = 20  # trials in the table on the terminal
 LINE_SECONDS = 30.0  # seconds between lines about a trial, in a log
 
 
 class _RareLines(Lines):
-    """Lines about trainings that take longer than a moment, so that a log of many trials stays short."""
+    """Lines of progress only of trainings that take longer, so that the log of many trials stays short."""
 
     def __init__(self, name: str, write: Any) -> None:
         super().__init__(name, write, LINE_SECONDS)
-        # As if a line had been written just now: a trial that is over soon writes none.
+        # As if a line had been written just now, so that a short trial writes none.
         self.last = time.monotonic()
 
     def show(self, step: int, total: int, values: Mapping[str, Any]) -> None:
@@ -41,7 +41,7 @@ class _RareLines(Lines):
 
 
 class PairListCommand(Command):
-    """A command whose --grid and --search take all the pairs that follow."""
+    """A command whose --grid and --search take all KEY=VALUES that follow."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, repeat_options(args))
@@ -53,7 +53,7 @@ COMMAND = PairListCommand
 def repeat_options(words: Sequence[str]) -> list[str]:
     """Returns `--grid a=1,2 b=3,4` as `--grid a=1,2 --grid b=3,4`, which the parser understands."""
     repeated: list[str] = []
-    option = ""  # what the pairs that follow belong to
+    option = ""  # the option that the following pairs belong to
     for word in words:
         if word.startswith("-"):
             option = word.partition("=")[0]
@@ -69,45 +69,50 @@ def repeat_options(words: Sequence[str]) -> list[str]:
 
 def sweep(
     recipe: Annotated[
-        str, typer.Argument(help="A recipe, e.g. lm, or a file.toml; or the folder of a sweep, which goes on.")
+        str, typer.Argument(help="A recipe, e.g. lm, or a file.toml; or the folder of a sweep to continue.")
     ],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes of all trials, e.g. data.text=FILE.")
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings of all trials, e.g. data.text=FILE.")
     ] = None,
     grid: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=V,V...", help="All combinations of these values, e.g. train.lr=1e-3,2e-3."),
+        typer.Option(metavar="KEY=V,V...", help="Try all combinations of these values, e.g. train.lr=1e-3,2e-3."),
     ] = None,
     search: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KEY=VALUES...", help="Where to search: V,V or LOW..HIGH or LOW..HIGH:log or LOW..HIGH:STEP."
+            metavar="KEY=VALUES...", help="Search these values: V,V or LOW..HIGH or LOW..HIGH:log or LOW..HIGH:STEP."
         ),
     ] = None,
-    trials: Annotated[int | None, typer.Option(help="How many trials a search has.")] = None,
-    metric: Annotated[str | None, typer.Option(help="What a trial is judged by; the task's own unless said.")] = None,
+    trials: Annotated[int | None, typer.Option(help="Number of trials of a search.")] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="The metric that trials are compared by; default: the task's.")
+    ] = None,
     maximize: Annotated[
-        bool | None, typer.Option("--maximize/--minimize", help="Which is better; by the metric's name unless said.")
+        bool | None,
+        typer.Option("--maximize/--minimize", help="Whether more or less is better; default: by the metric's name."),
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="So many trials at a time, each a process.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Trials that run at a time, each in a process.")] = 1,
     storage: Annotated[
-        str | None, typer.Option(metavar="URL", help="A database that several machines share; a file unless said.")
+        str | None, typer.Option(metavar="URL", help="A database that several machines share; default: a file.")
     ] = None,
-    retry: Annotated[bool, typer.Option("--retry", help="Try those that failed again, from where they were.")] = False,
+    retry: Annotated[
+        bool, typer.Option("--retry", help="Run failed trials again, from their last checkpoints.")
+    ] = False,
     variant: Annotated[str | None, typer.Option(help="A variant of the recipe, e.g. full.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The folder to write; runs/sweep-NAME-<time> unless said.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Decides every training (train.seed) and what is drawn.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder to write; default: runs/sweep-NAME-<time>.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of every training (train.seed) and of the search.")] = None,
     device: Annotated[
-        str | None, typer.Option(help="Where to run, e.g. cuda; several for workers: cuda:0,cuda:1; cpu unless said.")
+        str | None, typer.Option(help="Where to run, e.g. cuda, or several for workers: cuda:0,cuda:1; default: cpu.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Train a recipe with many settings: all of a grid, or what a search draws; go on with a sweep that was stopped."""
+    """Train a recipe with many settings, of a grid or chosen by a search; or continue a sweep that was stopped."""
     if (check_path(recipe, OptionError) / SWEEP_CONFIG).is_file():
         if any(map(is_given, (overrides, grid, search, metric, maximize, storage, variant, out, seed))):
             raise OptionError(
-                f"{recipe} goes on with what it was begun with: give nothing beside it but --workers, --device, "
-                "--retry, --json, and --trials to search further"
+                f"{recipe} continues with the options it was started with: leave out all but --workers, --device, "
+                "--retry, --json, and --trials for more trials"
             )
         opened = Sweep.open(recipe)
         opened.extend(trials or 0)
@@ -139,7 +144,7 @@ def _print_results(results: dict[str, Any], path: Path) -> None:
     """Prints the best trials, those that failed, and where the best run and the report are."""
     keys = [parameter["key"] for parameter in results["parameters"]]
     finished = [row for row in results["trials"] if row["state"] == "finished"]
-    # `reverse` keeps the order of equal values, so the first of them stands first either way.
+    # `reverse` keeps the order of equal values, so the first of them stays first.
     finished.sort(key=lambda row: row["value"], reverse=results["maximize"])
     out = console()
     if finished:

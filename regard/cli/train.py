@@ -30,18 +30,18 @@ from regard.train.recipe import Recipe, recipe_names
 from regard.train.recipe import load as load_recipe
 from regard.train.run import timestamped_path
 
-DEFAULT_RECIPE = "lm"  # whose keys are listed where none is named
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes, e.g. train.lr=3e-4.")]
-Out = Annotated[Path | None, typer.Option(help="The folder to write; runs/NAME-<time> unless said.")]
-Device = Annotated[str | None, typer.Option(help="Where to run, e.g. cuda; cpu unless said.")]
+DEFAULT_RECIPE = "lm"  # the recipe whose keys are listed if none is named
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings, e.g. train.lr=3e-4.")]
+Out = Annotated[Path | None, typer.Option(help="The folder to write; default: runs/NAME-<time>.")]
+Device = Annotated[str | None, typer.Option(help="Where to run, e.g. cuda; default: cpu.")]
 Variant = Annotated[str | None, typer.Option(help="A variant of the recipe, e.g. full.")]
-Resume = Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with a run that was stopped.")]
+Resume = Annotated[Path | None, typer.Option(metavar="RUN", help="Continue a run that was stopped.")]
 Seed = Annotated[int | None, typer.Option(help="Short for train.seed=N.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
 def run(
-    name: Annotated[str | None, typer.Argument(help="The experiment, e.g. knowledge; none: list them.")] = None,
+    name: Annotated[str | None, typer.Argument(help="The experiment, e.g. knowledge; without it, a list.")] = None,
     overrides: Overrides = None,
     variant: Variant = None,
     out: Out = None,
@@ -65,7 +65,7 @@ def run(
             options = RunOptions(variant, seed, device)
             results = find_experiment(name).run(folder, overrides or (), options, progress)
     except (Interrupted, KeyboardInterrupt):
-        if not (folder / experiment.ASKED).is_file():  # a measurement is soon done again, and leaves nothing behind
+        if not (folder / experiment.ASKED).is_file():  # a measurement cannot be resumed, as it is short
             raise
         command = again(f"regard run --resume {folder}")
         raise Interrupted(f"stopped; what was done is saved. Go on with: {command}") from None
@@ -82,7 +82,7 @@ def _reported(folder: Path) -> None:
 
 def train(
     recipe: Annotated[
-        str | None, typer.Argument(help="A recipe, e.g. lm or knowledge/pretrain, or a file.toml; none: list them.")
+        str | None, typer.Argument(help="A recipe, e.g. lm or knowledge/pretrain, or a file.toml; without it, a list.")
     ] = None,
     overrides: Overrides = None,
     variant: Variant = None,
@@ -90,7 +90,9 @@ def train(
     resume: Resume = None,
     seed: Seed = None,
     device: Device = None,
-    keys: Annotated[bool, typer.Option("--keys", help="List what can be changed: keys, values and meanings.")] = False,
+    keys: Annotated[
+        bool, typer.Option("--keys", help="List the settings of the recipe: keys, values and meanings.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Train one model by a recipe."""
@@ -111,18 +113,21 @@ def train(
             name = Path(recipe).stem
         loaded = load_recipe(recipe, changes, variant)
         done = stage.train(loaded, out, device or "cpu", training_progress(name))
-    # Of several processes, one tells.
+    # Of several processes, only one prints.
     if not Process.from_environment().is_main:
         return
     row = summarize_run(done)
     if json:
         print_json(row)
         return
-    console().print(f"{row['status']}: {row['measured'] or 'trained'}\nRun: {done.path.resolve()}", soft_wrap=True)
+    measured = row["measured"] or "trained"
+    if row["best"] is not None and row["best"]["step"] < row["steps"]:
+        measured += f" at step {row['best']['step']}, the best checkpoint"
+    console().print(f"{row['status']}: {measured}\nRun: {done.path.resolve()}", soft_wrap=True)
 
 
 def runs(
-    folder: Annotated[Path, typer.Argument(help="Where to look.")] = Path("runs"),
+    folder: Annotated[Path, typer.Argument(help="The folder with the runs.")] = Path("runs"),
     json: Json = False,
 ) -> None:
     """List the runs, experiments and measurements in a folder."""
@@ -138,7 +143,7 @@ def runs(
 
 
 def _print_runs(rows: list[dict[str, Any]], folder: Path) -> None:
-    """Prints a row for each, or, where a table is wider than the terminal, two lines: no name is cut."""
+    """Prints a table of runs, or, if it is wider than the terminal, two lines for each, so that no name is cut."""
     out = console()
     made = table("run", "what", "mechanism", "status", "steps", "measured")
     blocks: list[Any] = []
@@ -168,7 +173,7 @@ def report(
 
 
 def _print_keys(recipe: Recipe, json: bool) -> None:
-    """Prints every key of a recipe with its value, as it is typed, and what it means."""
+    """Prints every key of a recipe with its value, as it would be typed, and its meaning."""
     known = list_keys(recipe)
     if json:
         print_json([key._asdict() for key in known])
@@ -182,7 +187,7 @@ def _print_keys(recipe: Recipe, json: bool) -> None:
         made.add_row(key.name, value, key.meaning)
     console().print(made)
     name = recipe.name
-    console().print(f"\n`regard train {name} KEY=VALUE …` changes them; –: nothing unless it is said.", style="dim")
+    console().print(f"\n`regard train {name} KEY=VALUE …` changes them; –: not set.", style="dim")
 
 
 def _describe_recipe(recipe: str) -> str:
@@ -193,7 +198,7 @@ def _describe_recipe(recipe: str) -> str:
 
 
 def _print_list(what: str, about: dict[str, str], then: str, json: bool) -> None:
-    """Prints what there is to run or train, and the command `then` that does it."""
+    """Prints a list of experiments or recipes, and the command `then` that runs one."""
     if json:
         print_json([{what: name, "about": text} for name, text in about.items()])
         return
@@ -205,6 +210,8 @@ def _print_list(what: str, about: dict[str, str], then: str, json: bool) -> None
 
 
 def _check_resumed_alone(*others: Any) -> None:
-    """Raises where --resume stands beside options that a run was started with."""
+    """Raises an OptionError if --resume is given with options that belong to the start of a run."""
     if any(map(is_given, others)):
-        raise OptionError("--resume goes on with what the run was started with: give nothing beside it but --device")
+        raise OptionError(
+            "--resume continues with the options the run was started with: leave out all others but --device"
+        )

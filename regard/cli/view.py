@@ -24,35 +24,37 @@ from regard.reading import check_path
 def view(
     model: Annotated[
         str | None,
-        typer.Argument(help=f"{HELP} Or a .trace file, which needs no text. None: small."),
+        typer.Argument(help=f"{HELP} Or a .trace file, which needs no text. Default: small."),
     ] = None,
-    text: Annotated[str | None, typer.Argument(help="What the model reads: a text, or the file of an image.")] = None,
+    text: Annotated[str | None, typer.Argument(help="A text, or the file of an image, for the model to read.")] = None,
     text_b: Annotated[str | None, typer.Argument(help="Another text or image, to compare.")] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Write the page here.")] = Path("page.html"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("page.html"),
     beside: Annotated[
-        list[str] | None, typer.Option("--with", help="Another model or .trace to compare with; may be repeated.")
+        list[str] | None, typer.Option("--with", help="Another model or .trace to compare with; repeatable.")
     ] = None,
     pair: Annotated[
         str | None, typer.Option(help="The second text of a pair, for a model that reads two at once, such as BERT.")
     ] = None,
-    target: Annotated[str | None, typer.Option(help="What an encoder-decoder writes.")] = None,
-    generate: Annotated[int | None, typer.Option(help="Let the model go on by so many tokens.")] = None,
+    target: Annotated[str | None, typer.Option(help="The target text of an encoder-decoder.")] = None,
+    generate: Annotated[int | None, typer.Option(help="Let the model first generate this many tokens.")] = None,
     gradient: Annotated[
-        bool, typer.Option("--gradient", help="Also the gradient of the loss with respect to the weights.")
+        bool, typer.Option("--gradient", help="Also show gradients of the loss with respect to attention weights.")
     ] = False,
     contributions: Annotated[
         bool | None,
         typer.Option(
-            help="Also what heads hand on, what each layer would say next, and which heads speak for which token. "
-            "By default for texts of at most 512 tokens where it takes seconds."
+            help="Also show the outputs of heads, the prediction after each layer, and which heads favour which token. "
+            "Default: for texts of at most 512 tokens, if it takes seconds."
         ),
     ] = None,
     labels: Annotated[
-        bool, typer.Option("--labels/--no-labels", help="Say what each head does; reads a dozen short texts.")
+        bool, typer.Option("--labels/--no-labels", help="Label what each head does, from a dozen short texts.")
     ] = True,
     device: Annotated[str | None, typer.Option(help="Where to run, e.g. cuda.")] = None,
-    seed: Annotated[int, typer.Option(help="Of random weights.")] = 0,
-    download: Annotated[bool, typer.Option("--download", help="Fetch a model by name if it is not here.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of random weights.")] = 0,
+    download: Annotated[
+        bool, typer.Option("--download", help="Download a model if it is not on this machine.")
+    ] = False,
 ) -> None:
     """Write one page that shows what a model attends to: every head, every weight, offline."""
     screen = console(stderr=True)
@@ -79,7 +81,7 @@ def view(
                 for recording in trace.recordings:
                     recording.labels = head_labels
         traces.append(trace)
-    # A text beside traces alone would be left unread without a word.
+    # Otherwise a text given with traces alone would be ignored silently.
     if text is not None and all(map(_is_trace, (model, *(beside or ())))):
         raise OptionError(f"{model} is a trace and has its text already; leave the text out, or name a model")
     joined = Trace.joined(*traces)
@@ -97,7 +99,7 @@ def _is_trace(name: str) -> bool:
 
 
 def _explain_missing_text(name: str) -> str:
-    """Returns what to say to a single argument that is no trace: what it was taken for, and a correct call."""
+    """Returns the error for a single argument that is not a trace: what it was taken for, and a correct call."""
     if name.endswith(".trace"):
         return f"{name} does not exist; expected a .trace file, or a model and a text"
     quoted = shlex.quote(name)
@@ -110,7 +112,7 @@ def _explain_missing_text(name: str) -> str:
 
 
 def _correct_call(text: str) -> str:
-    """Returns how to call the command with this text."""
+    """Returns a correct call of the command with this text, for an error."""
     return (
         f"regard view MODEL {shlex.quote(text)}, where MODEL is a run, a model folder, or a Hugging Face folder or "
         "name; small is one that comes with regard, which `regard view` alone shows"
@@ -123,7 +125,7 @@ def _is_sentence(name: str) -> bool:
 
 
 def _count(traces: list[Trace]) -> str:
-    """Returns what was recorded in a few numbers: 24 heads over 7 tokens."""
+    """Returns a summary of what was recorded: 24 heads over 7 tokens."""
     recordings = [recording for trace in traces for recording in trace.recordings]
     heads = sum(attention.heads for recording in recordings for attention in recording.attentions)
     tokens = ", ".join(str(sum(map(len, recording.sequences))) for recording in recordings)

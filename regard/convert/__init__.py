@@ -1,6 +1,6 @@
-"""Converting trained models: fewer key/value heads or another mechanism, taught back by distillation.
+"""Converting trained models to fewer key/value heads or another mechanism, by surgery, distillation and uptraining.
 
-Begin with `run.py`, which does one stage after the other. `surgery.py` builds the new model, `distil.py` teaches it.
+Start reading at `run.py`, which does one stage after another. `surgery.py` builds the new model, `distil.py` trains it.
 """
 
 from regard.convert.run import convert, resume

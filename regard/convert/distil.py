@@ -1,12 +1,12 @@
-"""Distillation of attention: each converted layer is taught to give what the same layer of the original gave.
+"""Distillation of attention: each converted layer is trained to have the outputs of the same layer of the original.
 
-The original reads a batch. What went into the attention of layer l, x_l, goes into the converted attention of that
-layer too, and the loss is the mean over converted layers of the relative squared error of what attention adds to the
-stream, after the output projection:
+The original reads a batch. The input x_l of its attention in layer l is the input of the converted attention, too, and
+the loss is the mean over converted layers of the relative squared error of what attention adds to the residual stream,
+after the output projection:
     ‖A'_l(x_l) − A_l(x_l)‖² / ‖A_l(x_l)‖²
-Layers are thus taught side by side: none suffers from the errors of another, and no gradient passes between them.
-Queries and keys are learned, and what the mechanism brings; where heads were pooled, and no head can be what it was,
-values and the output projection too; nothing else.
+Layers are thus trained independently: none has the errors of another, and no gradient passes between them. Projections
+of queries and keys are trained, and the mechanism's own parameters; if heads were pooled, so that no head can be what
+it was, also those of values and of the output; nothing else.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from regard.train.tasks.lm import LanguageModel, evaluation_windows
 from regard.train.tasks.questions import Questions
 
 NAME = "distil"  # of the task, in recipes
-UNREACHED_STEP = 1 << 20  # no training goes so far: a task without dev data is measured on the batch of this step
+UNREACHED_STEP = 1 << 20  # beyond any training: a task without dev data is measured on the batch of this step
 MAX_ROWS = 64  # rows that errors are measured on
 MAX_TOKENS = 1 << 13  # tokens of them
 TINY = 1e-30  # keeps the relative error of an output that is zero finite
@@ -42,7 +42,7 @@ TINY = 1e-30  # keeps the relative error of an output that is zero finite
 
 @dataclass(frozen=True, kw_only=True)
 class DistilData(Section):
-    """The original model (`teacher`, a run or model folder), and what is read: the `data` of another `task`."""
+    """The original model (`teacher`, a run or model folder), and the `task` whose `data` is read."""
 
     place = "data"
 
@@ -60,7 +60,7 @@ class DistilData(Section):
 
 @task(NAME)
 class Distil(Task):
-    """A task that reads the batches of another; its loss is how far converted attention is from the original's."""
+    """A task with the batches of another task, whose loss is the error of converted attention."""
 
     Config = DistilData
     metric = "error"
@@ -85,7 +85,7 @@ class Distil(Task):
         return self.inner.batch(step, size)
 
     def prepare(self, model: Model[Any]) -> None:
-        """Freezes all but what is learned in converted layers."""
+        """Freezes all parameters but those that are trained in converted layers."""
         model.requires_grad_(False)
         for n in changed_layers(self.teacher, model):
             attention = attention_layers(model)[n]
@@ -96,20 +96,21 @@ class Distil(Task):
             attention.out.requires_grad_(pooled)
             widths = attention.widths
             if not pooled:
-                widths = widths[:-1]  # the values come last in the fused projection, and stay as they were
+                widths = widths[:-1]  # the values are last in the fused projection, and stay unchanged
             for parameter in attention.project.parameters():
                 parameter.requires_grad_(True)
                 parameter.register_hook(_keep_gradient_of(sum(widths)))
 
     def loss(self, model: Model[Any], batch: Batch, smoothing: float = 0.0) -> Tensor:
-        """Returns the mean relative squared error of converted layers, times the tokens, as a trainer weighs it."""
+        """Returns the mean relative squared error of converted layers, times the number of targets, as for other
+        losses."""
         return layer_errors(self.teacher, model, batch).mean() * self.targets(batch)
 
     def targets(self, batch: Batch) -> Tensor:
         return scored_positions(batch).sum()
 
     def evaluate(self, model: Model[Any]) -> dict[str, float]:
-        """Returns the error on text that is not learned from (see `mean_error`), and a GPT's ordinary loss there."""
+        """Returns the error on held-out text (see `mean_error`), and a GPT's ordinary loss there."""
         metrics = {"error": mean_error(self.teacher, model, self.probe)}
         if not isinstance(model, Encoder):
             metrics["loss"] = probe_loss(self.inner, model, self.probe)
@@ -117,7 +118,7 @@ class Distil(Task):
 
 
 class AttentionActivations(NamedTuple):
-    """What one attention layer computed: its input, the output of each head, and the output after the projection."""
+    """The activations of one attention layer: its input, the outputs of heads, and the output after the projection."""
 
     x: Float[Tensor, "B T D"]
     rotation: Rotation | None
@@ -127,31 +128,31 @@ class AttentionActivations(NamedTuple):
 
 @torch.no_grad()
 def capture_activations(model: Model[Any], batch: Batch) -> list[AttentionActivations]:
-    """Runs a model over a batch and returns what the attention of each layer computed."""
+    """Runs a model over a batch and returns the activations of each attention layer."""
     activations: list[AttentionActivations] = []
     assert isinstance(model, GPT | Encoder)
     with _capture_heads(attention_layers(model)) as heads:
 
         def hook(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], out: Tensor) -> None:
-            # The heads of this layer were merged a moment ago, so they are the last in the list.
+            # The heads of this layer have just been merged, so they are the last in the list.
             activations.append(AttentionActivations(inputs[0], named.get("rotation"), heads.pop(), out))
 
         with forward_hooks(attention_layers(model), hook, with_kwargs=True):
             if isinstance(model, Encoder):
                 model.vectors(batch.x, batch.visible)
             else:
-                # Without the logits, which nobody looks at here.
+                # Without the logits, which are not needed.
                 model.stack(model.embedding(batch.x), batch.visible)
     return activations
 
 
 def layer_errors(teacher: Model[Any], model: Model[Any], batch: Batch) -> Float[Tensor, " L"]:
-    """Returns ‖A'(x) − A(x)‖² / ‖A(x)‖² of each converted layer, for the x that the original's layer read."""
+    """Returns ‖A'(x) − A(x)‖² / ‖A(x)‖² of each converted layer, for the input x of the original's layer."""
     originals = capture_activations(teacher, batch)
     scored = scored_positions(batch)
     errors = []
     for n in changed_layers(teacher, model):
-        attention = attention_layers(model)[n].eval()  # without dropout: what is learned is a function
+        attention = attention_layers(model)[n].eval()  # without dropout, as a deterministic function is learned
         out = attention(originals[n].x, batch.visible, rotation=originals[n].rotation)
         errors.append(_relative_squared_error(out, originals[n].out, scored))
     return torch.stack(errors)
@@ -167,11 +168,11 @@ def mean_error(teacher: Model[Any], model: Model[Any], parts: Sequence[Batch]) -
 def head_errors(teacher: Model[Any], model: Model[Any], parts: Sequence[Batch]) -> dict[int, list[float]]:
     """Returns ‖a'_h − a_h‖ / ‖a_h‖ of each head, by the number of its converted layer.
 
-    a_h is what a head adds to the stream through its part of the output projection, for the x that the original's
-    layer read.
+    a_h is what a head adds to the residual stream through its part of the output projection, for the input x of the
+    original's layer.
     """
     changed = changed_layers(teacher, model)
-    # By layer [2,H]: squared norms of the difference, and of the original.
+    # For each layer [2,H]: squared norms of the difference and of the original.
     sums = {n: torch.zeros(2, attention_layers(model)[n].size.H, dtype=torch.float64) for n in changed}
     for batch in parts:
         originals = capture_activations(teacher, batch)
@@ -190,14 +191,14 @@ def head_errors(teacher: Model[Any], model: Model[Any], parts: Sequence[Batch]) 
 
 @torch.no_grad()
 def probe_loss(inner: Task, model: Model[Any], parts: Sequence[Batch]) -> float:
-    """Returns the mean loss of a model over the targets of text that is not learned from."""
+    """Returns the mean loss of a model over the targets of held-out text."""
     # A task's loss is a sum over targets, so parts of different sizes weigh by their targets.
     losses = [(float(inner.loss(model, part)), float(inner.targets(part))) for part in parts]
     return sum(loss for loss, _ in losses) / sum(weight for _, weight in losses)
 
 
 def held_out_batches(inner: Task) -> list[Batch]:
-    """Returns rows that a task does not learn from; where it has none, those of steps that no training reaches."""
+    """Returns batches of a task's dev data; if it has none, those of steps that no training reaches."""
     if isinstance(inner, LanguageModel):
         return [part.to(inner.device) for part in evaluation_windows(inner.dev.tokens, inner.length, MAX_TOKENS)]
     if isinstance(inner, Questions) and inner.dev is not None:
@@ -207,7 +208,7 @@ def held_out_batches(inner: Task) -> list[Batch]:
 
 
 def scored_positions(batch: Batch) -> Bool[Tensor, "B T"]:
-    """Returns which places count: those up to the last target of a row; what comes after is padding."""
+    """Returns which places count: the visible ones up to the last target of a row; padding follows it."""
     scored = (batch.y != IGNORE).long().flip(1).cumsum(1).flip(1) > 0
     if batch.visible is None:
         return scored
@@ -216,7 +217,7 @@ def scored_positions(batch: Batch) -> Bool[Tensor, "B T"]:
 
 def _relative_squared_error(found: Tensor, wanted: Tensor, scored: Tensor) -> Tensor:
     """Returns ‖found − wanted‖² / ‖wanted‖² over the places that count."""
-    # Multiplying instead of selecting: shapes do not depend on the places, so that a step can be one CUDA graph.
+    # Multiplied instead of selected, so that shapes are fixed and a step can be one CUDA graph.
     found = found.float() * scored[..., None]
     wanted = wanted.float() * scored[..., None]
     return (found - wanted).square().sum() / wanted.square().sum().clamp(min=TINY)
@@ -234,7 +235,7 @@ def _keep_gradient_of(rows: int) -> Callable[[Tensor], Tensor]:
 
 
 def _head_contributions(attention: Attention, heads: Float[Tensor, "B H T V"]) -> Iterator[Float[Tensor, "B T D"]]:
-    """Yields what each head alone adds to the stream: the layer's output with all other heads set to zero."""
+    """Yields what each head alone adds to the residual stream: the layer's output with all other heads set to zero."""
     for h in range(heads.shape[1]):
         alone = torch.zeros_like(heads)
         alone[:, h] = heads[:, h]

@@ -1,4 +1,4 @@
-"""How a converted model compares with the one it came from: loss, answers, heads, state, speed, and a page to see."""
+"""Comparing a converted model with the original: loss, answers, heads, state, speed, and a page of attention."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from regard.models import GPT, Encoder, Model
 from regard.train.tasks.base import Task
 from regard.train.tasks.corruption import KnowledgeData, data_files
 
-STATE_LENGTHS = (128, 1024, 8192)  # tokens after which the bytes of a state are counted
+STATE_LENGTHS = (128, 1024, 8192)  # numbers of tokens for which the bytes of a state are counted
 TIMED_SEQUENCES = 8  # sequences that are continued together when generation is timed
-TIMED_TOKENS = 64  # tokens that each is continued by
+TIMED_TOKENS = 64  # tokens generated for each
 ROUNDS = 7
 LENS_TOKENS = 96  # tokens of the text on the lens's page
 MAX_EXPONENT = 700.0  # e^709 is the most that a float holds
 
 
 def measure_loss(task: Task, probe: Sequence[Batch], teacher: Model[Any], model: Model[Any]) -> dict[str, Any]:
-    """Returns loss and perplexity on text that is not learned from; of an encoder, how far its vectors have moved."""
+    """Returns loss and perplexity on held-out text; for an encoder, the relative change of its vectors."""
     if isinstance(model, Encoder):
         assert isinstance(teacher, Encoder)
         return {"change": _vector_change(probe, teacher, model)}
@@ -67,7 +67,8 @@ def score_answers(config: KnowledgeData, folder: Path, model: Model[Any]) -> dic
 
 
 def measure_states(before: Model[Any], after: Model[Any]) -> list[dict[str, Any]]:
-    """Returns the bytes of one sequence's state after so many tokens, and by how many it grows with a token."""
+    """Returns a row for each length with the bytes of one sequence's state, before and after, and its growth a
+    token."""
     if isinstance(before, Encoder):
         return []
     limit = _shortest_limit(before, after, default=STATE_LENGTHS[-1])
@@ -82,14 +83,14 @@ def measure_states(before: Model[Any], after: Model[Any]) -> list[dict[str, Any]
 
 
 def measure_speed(before: Model[Any], after: Model[Any], probe: Sequence[Batch]) -> dict[str, Any] | None:
-    """Returns tokens a second of generation: of each round, and the median, least and most of the models' ratio.
+    """Returns tokens a second of generation in each round, and median, least and largest ratio of the two models.
 
-    The two models take turns, so that a slow moment of the machine hits both. None where they cannot generate.
+    The models take turns, so that a slow moment of the machine affects both. Returns None if they cannot generate.
     """
     if not isinstance(before, GPT) or not isinstance(after, GPT):
         return None
     limit = _shortest_limit(before, after, default=1 << 30)
-    # A quarter of what fits is the prompt, so that most of the time goes into generating.
+    # The prompt is a quarter of what fits, so that most of the time is spent on generating.
     length = max(1, min(probe[0].x.shape[1], limit) // 4)
     tokens = min(TIMED_TOKENS, limit - length)
     if tokens < 1:
@@ -111,7 +112,7 @@ def measure_speed(before: Model[Any], after: Model[Any], probe: Sequence[Batch])
 
 
 def _shortest_limit(*models: Model[Any], default: int) -> int:
-    """Returns how many tokens all models can read; the default where none has a limit."""
+    """Returns how many tokens all models can read; the default if none has a limit."""
     limits = [model.limit for model in models if isinstance(model, GPT) and model.limit is not None]
     return min(limits, default=default)
 
@@ -119,7 +120,7 @@ def _shortest_limit(*models: Model[Any], default: int) -> int:
 def write_lens_page(
     path: Path, pair: Mapping[str, Model[Any]], probe: Sequence[Batch], errors: Mapping[int, Sequence[float]]
 ) -> None:
-    """Writes a page with original and converted model over one text; each converted head carries its error."""
+    """Writes a page of the original and the converted model over one text, each converted head with its error."""
     longest = max(probe, key=lambda part: part.x.shape[1])
     row = longest.x[0][scored_positions(longest)[0]][:LENS_TOKENS]
     traces = [record(model, row, card=regard_card(model, name, True)) for name, model in pair.items()]

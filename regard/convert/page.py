@@ -1,4 +1,4 @@
-"""The page of a conversion: what it cost, what teaching brought back, which heads are still off, and what it saves."""
+"""The page of a conversion: loss after each stage, errors of heads, learning curves, and what is saved."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from regard.report.palette import INK, SERIES, Style, style
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# What the page calls each stage; in the order of their colours.
+# The names of the stages on the page, in the order of their colours.
 NAMES = {
     "original": "original",
     "surgery": "right after surgery",
@@ -69,12 +69,12 @@ def _describe_layers(change: Row) -> str:
 
 
 def _find_stage(results: Row, name: str) -> Row | None:
-    """Returns the row of a stage, or None where it was not done."""
+    """Returns the row of a stage, or None if it was not done."""
     return next(iter(select_rows(results["stages"], name=name)), None)
 
 
 def _last_stage(results: Row) -> Row:
-    """Returns the row of the stage whose model is the one that came out."""
+    """Returns the row of the stage whose model is the final one."""
     return select_rows(results["stages"], name=results["run"])[0]
 
 
@@ -84,7 +84,7 @@ def _styles() -> dict[str, Style]:
 
 
 def _lead(results: Row) -> Markup:
-    """Returns the paragraph at the top: what was converted, what it scores, and what its state weighs."""
+    """Returns the paragraph at the top: what was converted, its scores, and the size of its state."""
     change = results["change"]
     stages = results["stages"]
     parts: list[object] = [f"{results['source']}, {_describe_layers(change)}: ", strong(_describe_change(change)), ". "]
@@ -145,11 +145,11 @@ def _outcome(results: Row) -> Iterable[Markup]:
 
 
 def _describe_measuring(results: Row) -> str:
-    """Returns what the stages are measured on, what the control is, and what converting took."""
+    """Returns a paragraph: what the stages are measured on, what the control is, and how many steps were taken."""
     task = results["task"]
     text = f"Measured by the loss of the model's own task, {task}, on the same rows for all."
     if task == "lm":
-        text = f"Measured on {results['measured']['tokens']:,} tokens that are not learned from, the same for all."
+        text = f"Measured on {results['measured']['tokens']:,} held-out tokens, the same for all."
     control = _find_stage(results, "control")
     if control is not None:
         text += (
@@ -170,7 +170,7 @@ def _answer_bar(name: str, score: Row) -> tuple[str, float, float, float, int]:
 
 
 def _loss_lane(row: Row, first: Row) -> Lane:
-    """Returns the dot of a stage's loss, with its perplexity, and by what that was multiplied since the original."""
+    """Returns the dot of a stage's loss, with its perplexity and the ratio to the original's perplexity."""
     note = f"perplexity {number(row['perplexity'])}"
     if row is not first:
         note += f", ×{number(math.exp(min(row['loss'] - first['loss'], 700)))}"  # e^709 is the most that a float holds
@@ -178,7 +178,7 @@ def _loss_lane(row: Row, first: Row) -> Lane:
 
 
 def _stage_table(results: Row) -> Markup:
-    """Returns the table with a row for each stage; a dash stands for what a stage does not have."""
+    """Returns the table with a row for each stage; a dash for values that a stage does not have."""
     stages = results["stages"]
     splits = list(stages[0].get("answers", {}))
     measure = "change of the vectors"
@@ -194,7 +194,7 @@ def _stage_table(results: Row) -> Markup:
     ]
     best = [n for n, row in enumerate(stages) if row["name"] == results["run"]]
     rows = [_stage_cells(row, splits) for row in stages]
-    return table(rows, columns, "Shaded: the model that came out.", highlight=best)
+    return table(rows, columns, "Shaded: the final model.", highlight=best)
 
 
 def _stage_cells(row: Row, splits: Iterable[str]) -> list[object]:
@@ -214,19 +214,20 @@ def _stage_cells(row: Row, splits: Iterable[str]) -> list[object]:
 
 
 def _heads(results: Row) -> Iterable[Markup]:
-    """Yields what the error of a head is, and a map of the errors for each stage that was taught."""
+    """Yields an explanation of the error of a head, and a map of the errors after each stage but the control."""
     rows = [row for row in results["stages"] if "heads" in row]
     yield paragraph(
-        "Each converted layer was given what the same layer of the original was given. The error of a head is "
-        "‖a′ − a‖ / ‖a‖ of what it adds to the stream, through its part of the output projection: 0% is the original's "
-        "head, and 100% is as far off as adding nothing. Uptraining follows the ordinary loss and may move heads away.",
+        "Each converted layer gets the input of the same layer of the original. The error of a head is "
+        "‖a′ − a‖ / ‖a‖ of what it adds to the residual stream, through its part of the output projection: 0% is the "
+        "original's head, and 100% is as wrong as adding nothing. Uptraining follows the ordinary loss, which may "
+        "change heads.",
     )
     if results["change"]["kv_heads"][0] != results["change"]["kv_heads"][1]:
         yield paragraph(
-            "Heads that were pooled share keys and values, so that none can be what it was, and they divide the work "
-            "anew. What is taught is their sum: its error is that of attention in the table above."
+            "Heads that were pooled share keys and values, so that none can be what it was. Distillation trains "
+            "their sum: its error is that of attention in the table above."
         )
-    # One scale of shades for all stages, so that they can be compared.
+    # All stages have the same scale of shades, so that they can be compared.
     most = max(error for row in rows for layer in row["heads"].values() for error in layer)
     maps = [
         figure(_draw_errors(row["heads"], most), _worst_head(row["heads"]), NAMES[row["name"]].capitalize())
@@ -242,11 +243,11 @@ def _heads(results: Row) -> Iterable[Markup]:
 def _worst_head(heads: Row) -> str:
     """Returns a sentence that names the head with the largest error."""
     error, layer, head = max((error, layer, n) for layer, row in heads.items() for n, error in enumerate(row))
-    return f"Furthest off: layer {layer}, head {head}, by {percent(error, 0)}."
+    return f"Largest error: layer {layer}, head {head}, {percent(error, 0)}."
 
 
 def _draw_errors(heads: Row, most: float) -> Markup:
-    """Returns a picture with a cell for each head, the darker the further off, with its error in percent."""
+    """Returns a picture with a cell for each head, the darker the larger its error, with the error in percent."""
     from matplotlib.colors import to_rgb
 
     layers = list(heads)
@@ -289,7 +290,7 @@ def _learning(results: Row) -> Iterable[Markup]:
     if distilled is not None:
         offset = distilled["steps"]
         pictures.append(_draw_distillation(results, distilled))
-    # The control starts where distillation did, uptraining where it ended.
+    # The control starts where distillation starts, uptraining where it ends.
     for name, shift in (("uptraining", offset), ("control", 0)):
         row = _find_stage(results, name)
         if row is not None:
@@ -297,7 +298,7 @@ def _learning(results: Row) -> Iterable[Markup]:
             lines.append(Series(NAMES[name], points, _styles()[name], marked=False))
     if lines:
         svg = chart(lines, Axis("step, distillation counted in"), Axis("loss in training", log=True), values=True)
-        pictures.append(figure(svg, "The ordinary loss of batches as they are learned from.", "Uptraining"))
+        pictures.append(figure(svg, "The ordinary loss of training batches.", "Uptraining"))
     yield figures(*pictures)
 
 
@@ -307,8 +308,8 @@ def _draw_distillation(results: Row, distilled: Row) -> Markup:
     line = Series("error", [(0, begin), *map(tuple, distilled["errors"])], _styles()["distillation"])
     svg = chart([line], Axis("step"), Axis("relative error", shares=True, span=(0, None)), values=True)
     note = (
-        "Of what attention adds to the stream, after the output projection: the root of the mean over converted "
-        "layers of ‖A′ − A‖² / ‖A‖², on text that is not learned from."
+        "Error of what attention adds to the residual stream, after the output projection: the root of the mean over "
+        "converted layers of ‖A′ − A‖² / ‖A‖², on held-out text."
     )
     return figure(svg, note, "Distillation")
 

@@ -1,4 +1,4 @@
-"""The results of a conversion: what each stage's model scores, what was changed, and the command that does it again."""
+"""The results of a conversion: scores of each stage's model, what was changed, and the command that repeats it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from regard.train.tasks.questions import Questions
 
 
 class TrainedConversion(NamedTuple):
-    """A conversion whose trainings are done: its settings, what was read, and the model after each stage.
+    """A conversion whose trainings are done: its settings, the data, and the model after each stage.
 
-    `document` is what convert.json holds; `data` is `source.data` with its text in tokens.
+    `document` is the content of convert.json; `data` is `source.data` with its text as token files.
     """
 
     document: dict[str, Any]
@@ -41,12 +41,12 @@ class TrainedConversion(NamedTuple):
 
     @property
     def last(self) -> str:
-        """Returns the name of the stage whose model is the one that came out."""
+        """Returns the name of the stage whose model is the final one."""
         return next(name for name in (UPTRAINING, DISTILLATION, SURGERY) if name in self.models)
 
 
 def measure_conversion(path: Path, conversion: TrainedConversion) -> dict[str, Any]:
-    """Returns all that the report of a conversion needs, in plain numbers; writes the lens page beside it."""
+    """Returns the results of a conversion as plain data, for its report; also writes the lens page."""
     config = conversion.config
     source = conversion.source
     first = conversion.models[ORIGINAL]
@@ -85,14 +85,14 @@ def measure_conversion(path: Path, conversion: TrainedConversion) -> dict[str, A
 def _measure_stage(
     path: Path, conversion: TrainedConversion, task: Task, probe: list[Batch], name: str
 ) -> dict[str, Any]:
-    """Returns the row of one stage: how it was trained, and what its model scores."""
+    """Returns the row of one stage: how it was trained, and its model's scores."""
     first = conversion.models[ORIGINAL]
     model = conversion.models[name]
     row: dict[str, Any] = {"name": name, "mechanism": model.config.mechanism, **_training_curves(path / name)}
     row |= measures.measure_loss(task, probe, first, model)
     if isinstance(task, Questions):
         row["answers"] = measures.score_answers(KnowledgeData().but(**conversion.data), path, model)
-    # The control is not taught to imitate the original's layers, so its heads are not compared with them.
+    # The control is not trained to imitate the original's layers, so its heads are not compared with them.
     if name not in (ORIGINAL, CONTROL):
         row["error"] = mean_error(first, model, probe)
         row["heads"] = {str(n): errors for n, errors in head_errors(first, model, probe).items()}
@@ -135,7 +135,7 @@ def _describe_change(before: Model[Any], after: Model[Any]) -> dict[str, Any]:
 
 
 def _command(document: Mapping[str, Any]) -> str:
-    """Returns the command that does the conversion again."""
+    """Returns the command that repeats the conversion."""
     config = document["convert"]
     words = ["regard", "convert", document["source"]]
     if config["kv_heads"] is not None:

@@ -1,4 +1,4 @@
-"""Converting a trained model: fewer key/value heads or another mechanism, taught by the model that it was.
+"""Converting a trained model to fewer key/value heads or another mechanism, with the original as teacher.
 
 Surgery first, then distillation of each converted layer (`distil.py`), then uptraining of the whole with the ordinary
 loss, that of the model's own task or of a plain text; beside them a control that spends the steps of both on the
@@ -38,7 +38,7 @@ from regard.storage import write_text
 from regard.train.claim import claimed, locked
 from regard.train.run import find_runs
 
-REQUEST = "convert.json"  # what was asked for, with all that the later stages have to know
+REQUEST = "convert.json"  # the settings of the conversion, with all that later stages need
 QUIET = Shown()
 EXPERIMENTS.put("convert", Experiment("convert", "Fewer heads.", convert_page, command="regard convert MODEL"))
 
@@ -54,8 +54,8 @@ def convert(
 ) -> Mapping[str, Any]:
     """Converts a model into a new folder and returns the results.
 
-    `source` is where the model comes from: a run says what it read. `overrides` change what is read and how it is
-    trained (`data.block=64 train.lr=1e-4`), under `distil.`, `uptrain.` or `control.` the training of that stage alone.
+    `source` is the path or name of the model; if it is a run, its data and settings are used. `overrides` change data
+    and training (`data.block=64 train.lr=1e-4`); under `distil.`, `uptrain.` or `control.`, the training of that stage.
     """
     path = Path(out)
     with _claimed(path):
@@ -64,7 +64,7 @@ def convert(
 
 
 def _claimed(path: Path) -> AbstractContextManager[None]:
-    """Returns the lock of a new folder, which is removed again where the request could not be written."""
+    """Returns the lock of a new folder, which is removed again if convert.json could not be written."""
     return claimed(path, (REQUEST, RESULTS), (path / REQUEST).exists, f", or continue it with --resume {path}")
 
 
@@ -76,7 +76,7 @@ def start_conversion(
     overrides: Sequence[str] = (),
     device: str = "cpu",
 ) -> Path:
-    """Does the surgery into a new folder, writes what the later stages have to know, and returns the folder."""
+    """Builds the new model in a new folder, writes convert.json for the later stages, and returns the folder."""
     path = Path(out)
     with _claimed(path):
         _start(model, source, path, config, overrides, device)
@@ -86,7 +86,7 @@ def start_conversion(
 def _start(
     model: Model[Any], source: str | Path, path: Path, config: ConvertConfig, overrides: Sequence[str], device: str
 ) -> None:
-    """Does the surgery into a folder that is locked, and writes what the later stages have to know."""
+    """Builds the new model in a locked folder, and writes convert.json for the later stages."""
     tables = parse_overrides(overrides)
     student = converted(
         model,
@@ -103,7 +103,7 @@ def _start(
         raise RunError(f"{path} holds runs already: choose another --out")
     original = model_folder(source)
     if not original.is_dir() or hub.is_hub_folder(original):
-        # A model that is not a folder of regard's own is saved, so that the teacher is there when work goes on.
+        # A model that is not in a folder of regard's own is saved, so that a resumed conversion finds its teacher.
         original = path / ORIGINAL
         model.save(original)
     student.save(path / SURGERY)
@@ -119,7 +119,7 @@ def _start(
     write_text(path / REQUEST, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
 
 
-# What the file of a conversion holds, and what it says of the model's training.
+# The types of the fields of convert.json, and of its field "reading".
 _REQUEST: dict[str, Any] = {
     "original": str,
     "class": str,
@@ -133,7 +133,7 @@ _READING: dict[str, Any] = {"task": str, "data": dict, "train": dict, "steps": i
 
 
 def train_stages(path: Path, device: str | None = None, shown: Shown = QUIET) -> TrainedConversion:
-    """Trains what is left to train of a conversion that was begun; stages that have ended stay."""
+    """Trains the stages of a started conversion that are left; finished stages are kept."""
     if not (path / REQUEST).is_file():
         raise _no_conversion(path)
     document = check_fields(read_json(path / REQUEST, RunError), _REQUEST, str(path / REQUEST), RunError)
@@ -145,7 +145,7 @@ def train_stages(path: Path, device: str | None = None, shown: Shown = QUIET) ->
     models = {ORIGINAL: load(document["original"], where), SURGERY: load(path / SURGERY, where)}
     data = tokenize_once(source, path, models[ORIGINAL])
     stages = trained_stages(config, source, document, path, data)
-    # All recipes are resolved before the first training, so that a wrong setting of a later stage is told at once.
+    # All recipes are resolved before the first training, so that wrong settings of later stages raise errors at once.
     recipes = {stage.name: stage.recipe(source, config.seed, document["asked"]) for stage in stages}
     for name, recipe in recipes.items():
         run = session.train(recipe, name, name)
@@ -158,7 +158,7 @@ def _no_conversion(path: Path) -> RunError:
 
 
 def resume(path: str | Path, device: str | None = None, shown: Shown = QUIET) -> Mapping[str, Any]:
-    """Goes on with a conversion that was begun, writes its results and report, and returns the results."""
+    """Continues a started conversion, writes its results and report, and returns the results."""
     path = check_path(path, RunError)
     if not path.is_dir():
         raise _no_conversion(path)
@@ -167,12 +167,12 @@ def resume(path: str | Path, device: str | None = None, shown: Shown = QUIET) ->
 
 
 def _finish(path: Path, device: str | None, shown: Shown) -> Mapping[str, Any]:
-    """Trains and measures what is left of a conversion whose folder is locked, and returns the results."""
+    """Trains the stages that are left and measures all, in a locked folder, and returns the results."""
     began = time.perf_counter()
     conversion = train_stages(path, device, shown)
     shown.say("Measuring …")
     results = measure_conversion(path, conversion)
-    # Stages that had ended before count as well, so the sum of theirs may be more than what this call took.
+    # Finished stages count as well, so their sum may be more than the time of this call.
     results["seconds"] = round(max(time.perf_counter() - began, results["seconds"]), 1)
     write_results(path, results)
     convert_page(results).write(path / "report.html")

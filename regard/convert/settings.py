@@ -1,4 +1,4 @@
-"""What is converted and how it is taught: the settings of a conversion, and what the model's own run has read."""
+"""The settings of a conversion, and the data and training of the model's own run."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from regard.train.run import Run, run_of
 from regard.train.settings import resolve_steps
 from regard.train.tasks.base import TASKS
 
-TRAINED_STAGES = ("distil", "uptrain", "control")  # under these names, overrides change one stage alone
-MAX_BLOCK = 256  # tokens of a window where nobody said how long
-DEFAULT_TRAINING = {"lr": 1e-4, "batch": 8}  # where no run says how the model was trained
-UPTRAINED_SHARE = 0.1  # of the steps that a model was trained for
+TRAINED_STAGES = ("distil", "uptrain", "control")  # prefixes of overrides for one stage alone
+MAX_BLOCK = 256  # tokens of a window, unless data.block is set
+DEFAULT_TRAINING = {"lr": 1e-4, "batch": 8}  # for a model without a run
+UPTRAINED_SHARE = 0.1  # of the steps of the model's run
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertConfig(Section):
-    """What is converted, and how it is taught.
+    """The settings of a conversion.
 
-    `kv_heads`, `mechanism` and `options` as of `converted`; `only`: the layers that get the mechanism. `text`: a UTF-8
-    file to read instead of what the model's own run read. `steps`: of distillation. `uptrain`: steps with the ordinary
-    loss, or below 1 a share of those of the model's run; a tenth unless said. `control`: also spend the steps of both
-    on the ordinary loss alone.
+    `kv_heads`, `mechanism` and `options` as in `converted`; `only`: the layers that get the mechanism. `text`: a UTF-8
+    file to train on instead of the data of the model's own run. `steps`: steps of distillation. `uptrain`: steps with
+    the ordinary loss; below 1, a share of those of the model's run; by default a tenth. `control`: also train a control
+    for the steps of both on the ordinary loss alone.
     """
 
     place = "convert"
@@ -57,9 +57,9 @@ class ConvertConfig(Section):
 
 @dataclass(frozen=True)
 class SourceTraining:
-    """What a model reads while it is taught and measured: a task with its data, and settings of training.
+    """The task, data and training settings for a conversion, which are those of the model's own run.
 
-    `steps` is for how many steps the model itself was trained, 0 where that is not known.
+    `steps` is the number of steps for which the model was trained, 0 if unknown.
     """
 
     task: str
@@ -69,7 +69,7 @@ class SourceTraining:
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    """Returns the tables that overrides such as `data.block=64` or `distil.train.lr=1e-3` make, checked."""
+    """Returns the checked tables of overrides such as `data.block=64` or `distil.train.lr=1e-3`."""
     tables = recipes.parse(overrides)
     allowed = ("data", "train", *TRAINED_STAGES)
     for key, table in tables.items():
@@ -85,7 +85,7 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 def find_source_training(
     model: Model[Any], source: str | Path, config: ConvertConfig, overrides: Mapping[str, Any]
 ) -> SourceTraining:
-    """Returns what to read: the text that was given, or else what the model's run read, trained as that run was."""
+    """Returns the task, data and training of a conversion: those of the model's run, or the given text as data."""
     run = None
     if model_folder(source).is_dir():
         run = run_of(model_folder(source))
@@ -95,7 +95,7 @@ def find_source_training(
     task = settings.get("task", "")
     data = dict(settings.get("data", {}))
     if task == DISTIL:
-        # A converted model is converted further: it reads what it was taught on.
+        # A converted model is converted again: it reads the data of its distillation.
         task = data["task"]
         data = dict(data["data"])
     if config.text:
@@ -104,11 +104,11 @@ def find_source_training(
         data = {"text": str(Path(config.text).resolve()), "block": data.get("block", min(limit, MAX_BLOCK))}
     if task not in TASKS:
         raise ConvertError(
-            f"{source} does not say what the model has read; give a text to measure it on, and to teach it: --text FILE"
+            f"{source} does not say what the model was trained on; give a text to train and measure on: --text FILE"
         )
     if model.tokenizer is None:
         raise ConvertError(f"{source} has no tokenizer.json, so it cannot read text")
-    # The defaults of the task are written out, so that the folder says all that was read.
+    # The defaults of the task are written out, so that the folder has all settings.
     data = TASKS[task].Config().but(**data).but(**overrides.get("data", {})).as_dict()
     train = dict(settings.get("train", DEFAULT_TRAINING))
     # Each stage sets these itself.
@@ -118,9 +118,9 @@ def find_source_training(
 
 
 def _total_steps(run: Run | None) -> int:
-    """Returns for how many steps a model was trained, the runs that it started from counted in."""
+    """Returns for how many steps a model was trained, including the runs that it started from."""
     total = 0
-    seen = set()  # of runs that start from each other, each counts once
+    seen = set()  # each run counts once, even if two start from each other
     while run is not None and run.path not in seen:
         seen.add(run.path)
         total += max((row["step"] for row in run.metrics()), default=0)
@@ -144,6 +144,6 @@ def uptraining_steps(model: Model[Any], config: ConvertConfig, source: SourceTra
         uptrain = config.steps
     if 0 < uptrain < 1 and not source.steps:
         raise ConvertError(
-            f"--uptrain {uptrain:g}: a share of what? No run says how long it was trained; say how many steps"
+            f"--uptrain {uptrain:g}: a share needs a model with a run; expected a number of steps of 1 or more"
         )
     return resolve_steps(uptrain, source.steps)

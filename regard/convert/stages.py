@@ -19,14 +19,14 @@ SURGERY = "surgery"
 DISTILLATION = "distillation"
 UPTRAINING = "uptraining"
 CONTROL = "control"
-DISTILLATION_LR = 1e-3  # where no run says what the model learned with
+DISTILLATION_LR = 1e-3  # for a model without a run
 
 
 @dataclass(frozen=True)
 class TrainedStage:
-    """One training of a conversion, in the folder `name`; `key` is what overrides call it.
+    """One training of a conversion, in the folder `name`; `key` is its prefix in overrides.
 
-    `init` is the model to start from. `defaults` are settings of training that the user's own override.
+    `init` is the model to start from. `defaults` are settings of training that overrides may change.
     """
 
     key: str
@@ -38,7 +38,7 @@ class TrainedStage:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def recipe(self, source: SourceTraining, seed: int, overrides: Mapping[str, Any]) -> recipes.Recipe:
-        """Returns the recipe: the settings of the model's own run, the stage's, then what the user asked for."""
+        """Returns the recipe: the settings of the model's own run, changed by the stage's, then by overrides."""
         train = merge_tables(merge_tables(source.train, self.defaults), overrides.get("train", {}))
         train = merge_tables(train, overrides.get(self.key, {}).get("train", {}))
         train |= {"epochs": 0.0, "steps": self.steps, "init": self.init, "seed": seed}
@@ -49,7 +49,7 @@ class TrainedStage:
 def trained_stages(
     config: ConvertConfig, source: SourceTraining, document: Mapping[str, Any], path: Path, data: Mapping[str, Any]
 ) -> list[TrainedStage]:
-    """Returns the trainings in order, those that have any steps."""
+    """Returns the trainings that have any steps, in order."""
     surgery = str((path / SURGERY).resolve())
     latest = surgery
     uptrain = int(config.uptrain or 0)
@@ -61,15 +61,15 @@ def trained_stages(
         latest = str((path / DISTILLATION).resolve())
     if uptrain:
         stages.append(TrainedStage("uptrain", UPTRAINING, source.task, data, uptrain, latest))
-    # Without distillation the control would be uptraining once more; an encoder has no ordinary loss.
+    # Without distillation the control would equal uptraining; an encoder has no ordinary loss.
     if config.control and config.steps and document["class"] != "Encoder":
         stages.append(TrainedStage("control", CONTROL, source.task, data, config.steps + uptrain, surgery))
     return stages
 
 
 def _distillation_defaults(source: SourceTraining) -> dict[str, Any]:
-    """Returns the settings of training that distillation has unless the user says otherwise."""
-    # Values of layers that keep theirs get no gradient, and should get no decay either.
+    """Returns the default settings of distillation's training."""
+    # Projections of values that stay unchanged get no gradient, and must get no weight decay either.
     defaults: dict[str, Any] = {
         "optimizer": {"name": "adamw", "decay": 0.0, "options": {}},
         "evaluation": {"metric": ""},
@@ -80,7 +80,7 @@ def _distillation_defaults(source: SourceTraining) -> dict[str, Any]:
 
 
 def tokenize_once(source: SourceTraining, path: Path, model: Model[Any]) -> dict[str, Any]:
-    """Returns the data that all stages read; a text is turned into tokens in the folder at the first call."""
+    """Returns the data of all stages; the first call turns a text into token files in the folder."""
     if not source.data.get("text"):
         return source.data
     if not (path / TOKENS).is_dir():

@@ -1,9 +1,9 @@
-"""Building a trained model anew with fewer key/value heads or another mechanism, and the old weights where they fit.
+"""Rebuilding a trained model with fewer key/value heads or another mechanism, with its old weights where they fit.
 
 Pooling: key/value head g of the new model is the mean of the old ones that served the same queries,
     W'_g = mean of W_h over h // (G/G') = g, biases alike.
-Another mechanism inherits queries, keys and values as they are. The quadratic kernel (q·k + 1)² has no 1/√K of its own:
-there q and k are each divided by (2√K)^½, since e^s = (1 + s/2)² to the first order.
+Another mechanism takes the projections of queries, keys and values unchanged. The quadratic kernel (q·k + 1)² has no
+factor 1/√K: for it, q and k are each divided by (2√K)^½, since e^s = (1 + s/2)² to first order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from regard.models.config import StackConfig
 from regard.nn import Attention
 from regard.registry import accepts
 
-# What queries and keys of softmax are multiplied by before another mechanism takes them, for key width K.
+# The factors of queries and keys of a softmax model when another mechanism takes them, for key width K.
 QUERY_KEY_SCALES: dict[str, Callable[[int], float]] = {"quadratic": lambda K: (2 * math.sqrt(K)) ** -0.5}
 
 
@@ -57,7 +57,7 @@ def converted(
     chosen = _choose_layers(config, mechanism, layers, options or {})
     if mechanism is not None:
         changes |= _change_mechanism(config, mechanism, chosen, options or {})
-    # Building a model draws random weights; the caller's random state must not notice.
+    # Building a model draws random weights, which must not change the caller's random state.
     with torch.random.fork_rng([]):
         student: GPT | Encoder = type(model)(config.but(**changes))  # type: ignore[arg-type]
     like = next(model.parameters())
@@ -79,26 +79,26 @@ def attention_layers(model: Model[Any]) -> list[Attention]:
 
 
 def _signature(attention: Attention) -> tuple[Any, ...]:
-    """Returns what a conversion may change of a layer: its mechanism, its key/value heads, and the mechanism's shapes.
+    """Returns what a conversion may change in a layer: its mechanism, its key/value heads, and the mechanism's shapes.
 
-    The shapes tell apart two layers of one mechanism with different options, e.g. numbers of random features.
+    Shapes differ for one mechanism with different options, e.g. numbers of random features.
     """
     shapes = [(name, tuple(x.shape)) for name, x in attention.mechanism.state_dict().items()]
     return attention.mechanism.name, attention.size.G, shapes
 
 
 def pool_heads(rows: Tensor, before: int, after: int) -> Tensor:
-    """Returns the mean of neighbouring heads, `after` of them: [before·K,…] → [after·K,…]."""
+    """Returns `after` heads, each the mean of neighbouring ones: [before·K,…] → [after·K,…]."""
     pooled: Tensor = rows.unflatten(0, (after, before // after, -1)).mean(1).flatten(0, 1)
     return pooled
 
 
 def _check_kv_heads(config: StackConfig, kv_heads: int) -> None:
-    """Raises unless a smaller number of key/value heads divides those of the model."""
+    """Raises a ConvertError unless `kv_heads` is less than the model's number of key/value heads and divides it."""
     present = config.attention.groups or config.attention.heads
     divisors = [n for n in range(1, present) if present % n == 0]
     if not divisors:
-        raise ConvertError("--kv-heads: the model has one key/value head already, and fewer cannot be")
+        raise ConvertError("--kv-heads: the model already has one key/value head, so there cannot be fewer")
     if kv_heads not in divisors:
         raise ConvertError(
             f"--kv-heads {kv_heads}: expected one of {', '.join(map(str, divisors))}, which divide the model's "
@@ -128,7 +128,7 @@ def _change_mechanism(
 ) -> dict[str, Any]:
     """Returns the changes to a config that put a mechanism into some layers.
 
-    Its options stand beside those that mechanisms of other layers still take.
+    Its options are added to those that mechanisms of other layers still take.
     """
     if not chosen:
         raise ConvertError("--layers names no layer; expected numbers such as 2,3")
@@ -139,7 +139,7 @@ def _change_mechanism(
     names = list(config.per_layer)
     for n in chosen:
         names[n] = name
-    # An option that no mechanism of the new model takes would be refused.
+    # An option that no mechanism of the new model takes would raise an error.
     kept = {key: value for key, value in config.options.items() if any(accepts(lookup(one), key) for one in names)}
     _check_shared_options(config, chosen, options)
     if tuple(names) == config.per_layer and {**kept, **options} == config.options:
@@ -151,7 +151,7 @@ def _change_mechanism(
 
 
 def _check_shared_options(config: StackConfig, chosen: Sequence[int], options: Mapping[str, Any]) -> None:
-    """Raises where an option would also change the mechanism of a layer that stays."""
+    """Raises a ConvertError if an option would also change the mechanism of a layer that is not converted."""
     staying = {name for n, name in enumerate(config.per_layer) if n not in chosen}
     for option, value in options.items():
         sharing = [name for name in staying if accepts(lookup(name), option) and config.options.get(option) != value]
@@ -163,7 +163,7 @@ def _check_shared_options(config: StackConfig, chosen: Sequence[int], options: M
 
 
 def _require_qkv(name: str, why: str) -> None:
-    """Raises unless a mechanism computes its scores from queries and keys."""
+    """Raises a ConvertError unless a mechanism computes its scores from queries and keys."""
     if lookup(name).needs != "qkv":
         raise ConvertError(f"'{name}' {why}")
 
@@ -175,7 +175,7 @@ def _convert_weights(model: GPT | Encoder, student: GPT | Encoder, chosen: Seque
     for n, (old, new) in enumerate(zip(attention_layers(model), attention_layers(student), strict=True)):
         prefix = f"stack.blocks.{n}.attention."
         if n in chosen:
-            # Directions of random features and the like are the new mechanism's own.
+            # The mechanism's own tensors, such as random directions, are those of the new one.
             own = f"{prefix}mechanism."
             state = {key: x for key, x in state.items() if not key.startswith(own)}
             state |= {key: x for key, x in fresh.items() if key.startswith(own)}
@@ -196,9 +196,9 @@ def _pool_projection(old: Attention, new: Attention, rows: Tensor) -> Tensor:
 
 
 def _scale_queries_and_keys(state: dict[str, Tensor], prefix: str, new: Attention, scale: float) -> None:
-    """Multiplies the weights of queries and keys by a number, in place."""
+    """Multiplies the projections of queries and keys by a number, in place."""
     if new.query_norm is not None:
-        # A norm would undo a scale of its input, so the scale goes into the norm's own weights.
+        # A norm would undo a scale of its input, so its own weights are scaled.
         for name in ("query_norm", "key_norm"):
             for kind in ("weight", "bias"):
                 if f"{prefix}{name}.{kind}" in state:

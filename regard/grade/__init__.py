@@ -1,7 +1,7 @@
-"""Grading: students' functions and classes against references, known slips, properties and laws.
+"""Grading students' functions and classes against references, known mistakes ("slips"), properties and laws.
 
-`regard grade SPEC FILE|NOTEBOOK|FOLDER` is this on the command line. A spec is a TOML file; `exercises/` has the Python
-of those that come with regard: cases, references, slips and properties.
+On the command line this is `regard grade SPEC FILE|NOTEBOOK|FOLDER`. A spec is a TOML file that describes an exercise;
+`exercises/` has the Python of those that come with regard: cases, references, slips and properties.
 """
 
 from regard.grade.advice import SubmissionError

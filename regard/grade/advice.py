@@ -1,4 +1,4 @@
-"""Errors of a submission in words that a student can read, and what to do about those that are often met."""
+"""Errors of a submission in words for students, with advice about common ones."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from regard.devices import requested_memory
 from regard.errors import MAX_QUOTED, RegardError, quote
 from regard.grade.outcomes import ItemStatus
 
-SUBMITTED = "submitted.py"  # how the file of a submission ends when it is imported
+SUBMITTED = "submitted.py"  # the end of the path under which a submission is imported
 
-# A part of the message, and what to do. The first that fits counts.
+# A part of the error's message, and the advice. The first that matches is used.
 COMMON_ERRORS = (
     ("Boolean value of Tensor", "A tensor of many entries is neither true nor false. Ask `if mask is not None:`"),
     ("truth value of an array", "An array of many entries is neither true nor false. Ask `if mask is not None:`"),
@@ -44,7 +44,7 @@ COMMON_ERRORS = (
 
 
 def advise(error: BaseException) -> str:
-    """Returns what to do about an error, or nothing where it is none of the common ones."""
+    """Returns what to do about a common error; "" for other errors."""
     if isinstance(error, NameError):
         return "Is it imported, and spelt as where it is defined?"
     text = str(error)
@@ -52,7 +52,7 @@ def advise(error: BaseException) -> str:
 
 
 class SubmissionError(RegardError, RuntimeError):
-    """Something that a submission did in place of returning a value."""
+    """What a submission did instead of returning a right value, in words for students."""
 
     def __init__(self, words: str, status: ItemStatus = "error", advice: str = "", slip: str | None = None) -> None:
         super().__init__(words)
@@ -62,7 +62,7 @@ class SubmissionError(RegardError, RuntimeError):
 
 
 def explain_error(error: BaseException, called: str) -> SubmissionError:
-    """Returns an exception of a submission in words: what it was, and at which of its own lines."""
+    """Returns a SubmissionError that says what a submission raised, and at which of its own lines."""
     if isinstance(error, NotImplementedError):
         return SubmissionError("It is not written yet (NotImplementedError).", "missing")
     if isinstance(error, SystemExit):
@@ -80,7 +80,7 @@ def explain_error(error: BaseException, called: str) -> SubmissionError:
 
 
 def _place(error: BaseException) -> str:
-    """Returns the last line of the submission that an exception came through, in words; nothing for other files."""
+    """Returns in words the innermost line of the submission in a traceback; "" if there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename.endswith(SUBMITTED)]
     if not own:
@@ -90,7 +90,7 @@ def _place(error: BaseException) -> str:
 
 
 def end_sentence(text: str) -> str:
-    """Returns a text with a full stop at its end, where it has none."""
+    """Returns a text with a full stop at its end, unless it is empty or has a mark there."""
     if text and text[-1] not in ".?!":
         return text + "."
     return text

@@ -1,4 +1,4 @@
-"""What a submission is called with: cases, and the drawing of the tensors in them."""
+"""The cases with which a submission is called, and the random tensors in them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Draw:
 
 
 def causal_mask(T: int) -> Tensor:
-    """Returns the mask [T,T] in which a query sees itself and what is before it."""
+    """Returns the mask [T,T] in which a query sees itself and what comes before it."""
     return torch.ones(T, T, dtype=torch.bool).tril()
 
 
@@ -67,12 +67,12 @@ def make_cases(make: MakeCases, seed: int) -> list[GradeCase]:
 
 
 def copy_arguments(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Returns the arguments with tensors copied, so that a call cannot change what later calls are given."""
+    """Returns the arguments with tensors copied, so that a call cannot change those of later calls."""
     return tuple(x.clone() if isinstance(x, Tensor) else x for x in arguments)
 
 
 def describe_case(case: GradeCase, called: Any) -> str:
-    """Returns the shapes and values that a case gives, by the names of the parameters of what is called."""
+    """Returns in words the shapes and values of a case's arguments, with the parameters' names of what is called."""
     try:
         names = list(inspect.signature(called).parameters)
     except (TypeError, ValueError):

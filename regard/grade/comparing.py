@@ -1,4 +1,4 @@
-"""Whether an output is the one that was wanted, and if not, how it differs, in words."""
+"""Comparing an output with the expected one, and describing the difference in words."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from regard.errors import quote
 
 @dataclass(frozen=True)
 class Mismatch:
-    """How an output differs from the one that was wanted. `form`: its type, number of entries or shape is another."""
+    """How an output differs from the expected one, in words. `form`: in type, number of entries or shape."""
 
     words: str
     form: bool = False
 
 
 def compare(got: Any, want: Any, tolerance: float, what: str = "the output") -> Mismatch | None:
-    """Returns how `got` differs from `want`, or None where they agree.
+    """Returns how `got` differs from `want`, or None if they agree.
 
-    Tensors agree where no entry is off by more than `tolerance` times the largest of the wanted ones (at least 1). A
-    NumPy array or a list of numbers stands for a tensor.
+    Tensors agree if no entry is off by more than `tolerance` times the largest expected entry (at least 1). A NumPy
+    array or a list of numbers counts as a tensor.
     """
     if isinstance(want, Tensor):
         return _compare_tensors(got, want, tolerance, what)
@@ -72,7 +72,7 @@ def _compare_sequences(got: Any, want: list[Any] | tuple[Any, ...], tolerance: f
 
 
 def _are_tokens(values: Any) -> bool:
-    """Returns whether these are a few whole numbers, which are best shown as they are."""
+    """Returns whether these are at most 12 whole numbers, such as tokens, which can be shown in full."""
     return len(values) <= 12 and all(type(value) is int for value in values)
 
 
@@ -93,7 +93,7 @@ def _compare_tensors(got: Any, want: Tensor, tolerance: float, what: str) -> Mis
     theirs = want.detach().to(torch.float64)
     if not bool(torch.isfinite(ours)[torch.isfinite(theirs)].all()):
         return Mismatch(f"{what} has entries that are NaN or infinite")
-    is_same = (ours == theirs) | (ours.isnan() & theirs.isnan())  # a slip may well give NaN
+    is_same = (ours == theirs) | (ours.isnan() & theirs.isnan())  # slips may have NaN, too
     gap = torch.where(is_same, 0.0, (ours - theirs).abs())
     worst = float(gap.max())
     largest = float(theirs[torch.isfinite(theirs)].abs().clamp(min=1.0).amax()) if theirs.isfinite().any() else 1.0
@@ -107,7 +107,7 @@ def _compare_tensors(got: Any, want: Tensor, tolerance: float, what: str) -> Mis
 
 
 def _as_tensor(value: Any) -> Tensor | None:
-    """Returns a tensor, an array, a number or a list of numbers as a tensor; None for what is none of them."""
+    """Returns a tensor, an array, a number or a list of numbers as a tensor; None for any other value."""
     if isinstance(value, Tensor):
         return value
     if not isinstance(value, np.ndarray | np.generic | list | tuple | float | int):
@@ -119,10 +119,9 @@ def _as_tensor(value: Any) -> Tensor | None:
 
 
 def plain_output(value: Any, dtype: torch.dtype) -> Any:
-    """Returns an output with its arrays and tables of numbers as tensors, and floating point in one dtype.
+    """Returns an output with arrays and nested lists of numbers as tensors, and floating-point tensors in `dtype`.
 
-    Whole numbers that are tensors of one entry become Python's own, as tokens in a list are. What is none of these
-    stays as it is.
+    Tensors without axes that hold whole numbers become ints, as tokens in a list are. Other values stay unchanged.
     """
     if isinstance(value, np.generic):
         return value.item()
@@ -150,14 +149,14 @@ def _plain_tensor(value: Tensor, dtype: torch.dtype) -> Any:
 
 
 def _is_number(got: Any, want: Any) -> bool:
-    """Returns whether a number was given where a whole number is wanted, as a tensor's entry may be."""
+    """Returns whether `got` is a number, or a tensor of one entry, that may be compared with a number `want`."""
     if isinstance(got, Tensor):
         return got.numel() == 1 and isinstance(want, int)
     return isinstance(got, int | float | np.generic) and isinstance(want, int | float)
 
 
 def _describe(value: Any) -> str:
-    """Returns what a value is, in the words of a message."""
+    """Returns in words what a value is, for a message."""
     if value is None:
         return "None (is a `return` missing?)"
     if isinstance(value, Tensor):

@@ -1,4 +1,4 @@
-"""Grading: submissions in, grades out. What students wrote runs in processes of its own, see `server`."""
+"""Grading submissions. The students' code runs in separate processes, see `server`."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from regard.grade.spec import GradeLimits, Spec, load_spec
 from regard.grade.submissions import Submission, find_submissions, read_source
 from regard.reading import parse_json
 
-OPEN_NETWORK = "This machine allows no namespaces to its users: submissions could reach the network."
+OPEN_NETWORK = "This machine does not let users make namespaces: submissions could use the network."
 
 KEPT_VARIABLES = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "TRITON_CACHE_DIR", "VIRTUAL_ENV")
 
 
 class GraderError(RegardError, RuntimeError):
-    """The process that grades has ended."""
+    """The server process that grades has ended, or cannot grade a job."""
 
 
 @dataclass
 class Grader:
-    """A context in which submissions are graded: it holds the server's process, which imports torch only once."""
+    """A context manager for grading submissions: it runs the server process, which imports torch only once."""
 
     seed: int = 0
     process: subprocess.Popen[str] | None = None
@@ -41,8 +41,8 @@ class Grader:
 
     def __enter__(self) -> Grader:
         if not hasattr(os, "fork"):
-            raise OptionError("grading starts processes by fork, which Windows has not; use Linux, macOS or WSL")
-        # -P: a file beside the submissions that is called random.py must not be imported for Python's own.
+            raise OptionError("grading starts processes by fork, which Windows does not have; use Linux, macOS or WSL")
+        # -P: a file called random.py beside the submissions must not be imported instead of Python's own.
         words = [sys.executable, "-P", "-m", "regard.grade.server"]
         self.process = subprocess.Popen(
             words,
@@ -59,14 +59,14 @@ class Grader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self.process is not None and self.process.stdin is not None and self.process.stdout is not None
-        self.process.kill()  # it keeps nothing, and an interrupt must not wait for a submission that loops
+        self.process.kill()  # it has no state to save, and an interrupt must not wait for a submission that loops
         with suppress(BrokenPipeError):
             self.process.stdin.close()
         self.process.stdout.close()
         self.process.wait()
 
     def grade(self, spec: Spec, submission: Submission, limits: GradeLimits | None = None) -> Grade:
-        """Returns the grade of one submission; its limits are the spec's unless others are given."""
+        """Returns the grade of one submission; `limits` are by default the spec's."""
         if submission.fault:
             return Grade(submission.name, spec.name, tuple(failed_everywhere(spec, "missing", submission.fault)))
         try:
@@ -94,7 +94,7 @@ class Grader:
     def _ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Sends a job to the server and returns its answer.
 
-        An answer to an earlier job, whose grading was interrupted, is passed over: it is about another submission.
+        Answers to earlier jobs, whose grading was interrupted, are skipped: they are about other submissions.
         """
         assert self.process is not None and self.process.stdin is not None
         self.asked += 1
@@ -109,17 +109,18 @@ class Grader:
         return answer
 
     def _read_answer(self) -> dict[str, Any]:
-        """Returns the next answer of the server; raises where it has ended."""
+        """Returns the next answer of the server; raises a GraderError if it has ended."""
         assert self.process is not None and self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise GraderError(f"the process that grades has ended with {self.process.wait()}; what it said is above")
+            code = self.process.wait()
+            raise GraderError(f"the process that grades has ended with code {code}; its messages are above")
         answer: dict[str, Any] = parse_json(line, "the answer of the process that grades", GraderError)
         return answer
 
 
 def _environment() -> dict[str, str]:
-    """Returns the variables that submissions may see: those that Python needs, and none with anybody's keys."""
+    """Returns the environment variables for submissions: those that Python needs, and none that may hold secrets."""
     kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
     paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     return kept | {
@@ -146,9 +147,9 @@ def grade(
 
 
 def grade_objects(spec: str | Path | Spec, *things: Any, seed: int = 0, **named: Any) -> Grade:
-    """Returns the grade of functions and classes that are at hand, in this process and without limits.
+    """Returns the grade of the given functions and classes, judged in this process and without limits.
 
-    They are known by their own names; only the items about exports that were given are asked.
+    They are found by their own names, or by keywords; only items about these are judged.
     """
     if not isinstance(spec, Spec):
         spec = load_spec(spec)
@@ -156,6 +157,6 @@ def grade_objects(spec: str | Path | Spec, *things: Any, seed: int = 0, **named:
     exports = [export.name for export in spec.exports]
     unknown = [name for name in names if name not in exports]
     if unknown:
-        raise OptionError(f"spec '{spec.name}' asks nothing of {unknown[0]}; it asks of {', '.join(exports)}")
+        raise OptionError(f"spec '{spec.name}' has no items about {unknown[0]}; expected {', '.join(exports)}")
     asked = [n for n, item in enumerate(spec.items) if spec.export_of(item).name in names]
     return Grade(", ".join(names), spec.name, tuple(judge_item(spec, n, names, seed) for n in asked))

@@ -1,4 +1,4 @@
-"""Judging: what each kind of item finds of a function or class, in this process and without limits."""
+"""Judging a function or class by each kind of item, in this process and without limits."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from regard.grade.outcomes import ItemOutcome, outcome_of
 from regard.grade.patterns import WrongCall, describe_pattern
 from regard.grade.spec import Export, GradeItem, Spec
 
-LAW_DRAWS = 8  # cases a law
-MOST_REPEATED = 4  # calls made once more, to see whether something is drawn at random
+LAW_DRAWS = 8  # cases for each law
+MOST_REPEATED = 4  # calls that are repeated, to find out whether outputs are random
 CHANGES = (
-    "Two calls with the same arguments give different outputs: something is drawn at random in each, such as dropout "
-    "or weights that are made anew, or is kept from the call before"
+    "Two calls with the same arguments give different outputs: something is random in each, such as dropout or "
+    "new weights, or is kept from the last call"
 )
-ROUNDING = 100.0  # times the tolerance: how far a slip's numbers may be rounded otherwise, such as large angles
+ROUNDING = 100.0  # times the tolerance: how far outputs may differ from a slip's by rounding, as for large angles
 
 
 def judge_item(spec: Spec, number: int, names: Mapping[str, Any], seed: int = 0) -> ItemOutcome:
-    """Returns the outcome of one item, by its number, for what a submission defines, by name."""
+    """Returns the outcome of one item, by its number; `names` has what the submission defines, by name."""
     started = time.monotonic()
     item = spec.items[number]
     seed += number
@@ -51,7 +51,7 @@ def judge_item(spec: Spec, number: int, names: Mapping[str, Any], seed: int = 0)
 
 @contextmanager
 def _clean_state(seed: int) -> Iterator[None]:
-    """Begins with known random numbers and float32, whatever a submission has set; its warnings are not shown."""
+    """Seeds random numbers and sets float32 for the block, whatever a submission has set, and hides its warnings."""
     torch.manual_seed(seed)
     random.seed(seed)
     default = torch.get_default_dtype()
@@ -65,7 +65,7 @@ def _clean_state(seed: int) -> Iterator[None]:
 
 
 def _require(export: Export, names: Mapping[str, Any]) -> None:
-    """Raises where a submission does not define what an export asks for."""
+    """Raises a SubmissionError if a submission does not define the function or class of an export."""
     if export.name not in names:
         close = [name for name in names if name.lower() == export.name.lower()]
         hint = ""
@@ -74,18 +74,18 @@ def _require(export: Export, names: Mapping[str, Any]) -> None:
         raise SubmissionError(f"The file defines no {export.kind} '{export.name}'.{hint}", "missing")
     thing = names[export.name]
     if export.kind == "class" and not inspect.isclass(thing):
-        raise SubmissionError(f"'{export.name}' is no class.", "missing")
+        raise SubmissionError(f"'{export.name}' is not a class.", "missing")
     if not callable(thing):
         raise SubmissionError(f"'{export.name}' cannot be called; expected a {export.kind}.", "missing")
 
 
 # Calling
 
-Caller = Callable[[GradeCase], Any]  # from a case to the function or instance that it is put to
+Caller = Callable[[GradeCase], Any]  # from a case to the function or instance that is called with it
 
 
 def _caller(export: Export, thing: Any) -> Caller:
-    """Returns what makes the callable of a case: the function itself, or an instance of the class."""
+    """Returns a function that returns what to call for a case: the function itself, or an instance of the class."""
 
     def make(case: GradeCase) -> Any:
         if export.kind == "function":
@@ -102,7 +102,7 @@ def _caller(export: Export, thing: Any) -> Caller:
 
 
 class Called(NamedTuple):
-    """A call that was made: its case, the function or instance that was called, what came out, and what should have."""
+    """A call that was made: its case, the function or instance that was called, its output, and the expected one."""
 
     case: GradeCase
     subject: Any
@@ -111,7 +111,7 @@ class Called(NamedTuple):
 
 
 class _TakesFirst:
-    """A function of a submission; where a tuple that it returns stands for its first entry, it returns that."""
+    """A function of a submission that, with `wanted`, returns only the first entry of a tuple."""
 
     def __init__(self, function: Callable[..., Any], wanted: bool) -> None:
         self.function = function
@@ -122,7 +122,7 @@ class _TakesFirst:
 
 
 def _inner(subject: Any) -> Any:
-    """Returns the function of a submission itself, or what an instance is called by."""
+    """Returns the function itself, or the `forward` of a module, whose parameters have the names for messages."""
     if isinstance(subject, _TakesFirst):
         return _inner(subject.function)
     if isinstance(subject, nn.Module):
@@ -131,14 +131,14 @@ def _inner(subject: Any) -> Any:
 
 
 def take_first(output: Any, wanted: bool) -> Any:
-    """Returns the first entry of a tuple where that is wanted, else the output as it is."""
+    """Returns the first entry of a tuple if `wanted`, else the output unchanged."""
     if wanted and isinstance(output, tuple) and output:
         return output[0]
     return output
 
 
 def attempt(function: Callable[..., Any], arguments: tuple[Any, ...], called: str) -> Any:
-    """Returns what a call returns; whatever it raises becomes a SubmissionError that a student can read."""
+    """Returns what a call returns; turns what it raises into a SubmissionError in words for students."""
     try:
         return function(*copy_arguments(arguments))
     except SubmissionError:
@@ -151,7 +151,7 @@ def attempt(function: Callable[..., Any], arguments: tuple[Any, ...], called: st
 
 
 def _judge_reference(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> None:
-    """Raises where an output is not the reference's, and names the slip that explains it."""
+    """Raises a SubmissionError if an output is not the reference's, with the slip that explains it."""
     seen: list[Called] = []
     wrong: tuple[Called, Mismatch] | None = None
     try:
@@ -162,7 +162,7 @@ def _judge_reference(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> 
                 wrong = (called, found)
     except SubmissionError:
         if wrong is None:
-            raise  # else what came out before tells more than how it ended
+            raise  # else the wrong output before the error explains more
     if wrong is None:
         return
     called, mismatch = wrong
@@ -170,7 +170,7 @@ def _judge_reference(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> 
 
 
 def _explain(spec: Spec, item: GradeItem, called: Called, words: str, seen: list[Called]) -> SubmissionError:
-    """Returns the error of a wrong output, with the slip that explains it or else what is odd about it."""
+    """Returns the error for a wrong output, with the slip that explains it, else with what is peculiar about it."""
     slip = _find_slip(spec, item, seen)
     fault = _wrong(spec, item, called, words, slip)
     if slip is None:
@@ -179,25 +179,25 @@ def _explain(spec: Spec, item: GradeItem, called: Called, words: str, seen: list
 
 
 def _describe_unknown(spec: Spec, item: GradeItem, called: Called, seen: list[Called]) -> str:
-    """Returns what is odd about outputs that no slip explains; nothing if nothing is.
+    """Returns what is peculiar about outputs that no slip explains; "" if nothing is.
 
-    The item's hint stands behind it where more may be wrong.
+    The item's hint is added if more may be wrong.
     """
     export = spec.export_of(item)
     if any(_changes(one, item.tolerance, export) for one in (called, *seen[:MOST_REPEATED])):
         return end_sentence(CHANGES)
     wrong = [one for one in seen if compare(one.output, one.want, item.tolerance) is not None]
     pattern = describe_pattern([_wrong_call(spec, item, one) for one in wrong], item.tolerance)
-    told = [pattern.words]
-    if not pattern.is_whole:  # else the hint would be about what is right
-        told.append(item.hint)
+    texts = [pattern.words]
+    if not pattern.is_whole:  # else the hint would be about a part that is right
+        texts.append(item.hint)
     if not pattern.words:
         return ""
-    return " ".join(end_sentence(text) for text in told if text)
+    return " ".join(end_sentence(text) for text in texts if text)
 
 
 def _wrong_call(spec: Spec, item: GradeItem, called: Called) -> WrongCall:
-    """Returns a call with a wrong output; of (output, weights), where both may be returned, its function gives one."""
+    """Returns a call with a wrong output, whose function returns the output alone if the submission adds weights."""
     export = spec.export_of(item)
 
     def call(*arguments: Any) -> Any:
@@ -211,17 +211,17 @@ def _wrong_call(spec: Spec, item: GradeItem, called: Called) -> WrongCall:
 
 
 def _changes(called: Called, tolerance: float, export: Export) -> bool:
-    """Returns whether a call that is made once more gives another output than it gave."""
+    """Returns whether a repeated call has another output than before."""
     try:
         again = take_first(called.subject(*copy_arguments(called.case.arguments)), export.takes_first)
         first, second = (plain_output(output, torch.float32) for output in (called.output, again))
         return compare(second, first, tolerance) is not None
-    except (Exception, SystemExit):  # it has been called once, and fails now: it keeps something
+    except (Exception, SystemExit):  # the first call succeeded, so something is kept between calls
         return True
 
 
 def _judge_shape(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> None:
-    """Raises where the type or the shape of an output is not the reference's."""
+    """Raises a SubmissionError if the type or the shape of an output is not the reference's."""
     seen: list[Called] = []
     for called in _outputs(spec, item, caller, seed):
         seen.append(called)
@@ -231,7 +231,7 @@ def _judge_shape(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> None
 
 
 def _judge_slip(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> None:
-    """Raises where all outputs are those of one of the item's slips."""
+    """Raises a SubmissionError if all outputs are those of one of the item's slips."""
     seen = list(_outputs(spec, item, caller, seed))
     if all(compare(called.output, called.want, item.tolerance) is None for called in seen):
         return
@@ -241,7 +241,7 @@ def _judge_slip(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> None:
 
 
 def _judge_property(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> None:
-    """Raises where a function of the spec's source has something to say; it may return the name of a slip."""
+    """Raises a SubmissionError if the property, a function of the spec's source, returns a fault: words or a slip."""
     function = spec.function(item.check)
     for case in make_cases(spec.function(item.cases), seed):
         subject = caller(case)
@@ -254,7 +254,7 @@ def _judge_property(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> N
 
 
 def _plain(subject: Any) -> Any:
-    """Returns a function whose outputs are plain: a property reads tensors, whatever a submission computes in."""
+    """Returns a function whose outputs are plain tensors, which properties need, also for NumPy submissions."""
     if not isinstance(subject, _TakesFirst):
         return subject
 
@@ -269,13 +269,13 @@ def _plain(subject: Any) -> Any:
 
 
 def _dtype_of(arguments: tuple[Any, ...]) -> torch.dtype:
-    """Returns the dtype of the first tensor of floating point, float32 where there is none."""
+    """Returns the dtype of the first floating-point tensor; float32 if there is none."""
     found = (x.dtype for x in arguments if isinstance(x, Tensor) and x.is_floating_point())
     return next(found, torch.float32)
 
 
 def _split_finding(spec: Spec, said: Any) -> tuple[str | None, str]:
-    """Returns the slip and the words of what a property said: words, the name of a slip, or a pair of both."""
+    """Returns the slip and the words of a property's fault, which is words, the name of a slip, or a pair of both."""
     if isinstance(said, tuple):
         return str(said[0]), str(said[1])
     if said in spec.table.slips:
@@ -284,7 +284,7 @@ def _split_finding(spec: Spec, said: Any) -> tuple[str | None, str]:
 
 
 def _judge_law(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> None:
-    """Raises where a law of `regard check` is broken, or none could be asked."""
+    """Raises a SubmissionError if a law of `regard check` is broken, or none could be asked."""
     subject = _with_names(spec, item, caller(GradeCase((), item.constructor)))
     words = broken_law(subject, like=item.like or None, only=item.laws, dtype="fp32", seed=seed)
     if words is not None:
@@ -306,7 +306,7 @@ def _with_names(spec: Spec, item: GradeItem, subject: Any) -> Any:
 
 
 def broken_law(subject: Any, *, draws: int = LAW_DRAWS, **options: Any) -> str | None:
-    """Returns the first law that something breaks, in words, or None; `options` are those of `regard.check`."""
+    """Returns in words the first law that a subject breaks, or None; `options` are those of `regard.check`."""
     verdicts = check(_plain(subject), draws=draws, **options)
     if verdicts.broken:
         verdict = verdicts.broken[0]
@@ -326,7 +326,7 @@ _JUDGES: dict[str, Callable[[Spec, GradeItem, Caller, int], None]] = {
 
 
 def _outputs(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> Iterator[Called]:
-    """Yields the call of each case, with what the reference returns."""
+    """Yields the call of each case, with its output and the reference's."""
     export = spec.export_of(item)
     reference = spec.function(item.reference)
     for case in make_cases(spec.function(item.cases), seed):
@@ -337,7 +337,7 @@ def _outputs(spec: Spec, item: GradeItem, caller: Caller, seed: int) -> Iterator
 
 
 def _model_output(function: Callable[..., Any], export: Export, subject: Any, case: GradeCase) -> Any:
-    """Returns what a reference or a slip gives; one of a class is given the instance, whose weights it reads."""
+    """Returns the output of a reference or a slip; for a class, it gets the instance, whose weights it reads."""
     arguments = copy_arguments(case.arguments)
     if export.kind == "function":
         return function(*arguments)
@@ -345,15 +345,15 @@ def _model_output(function: Callable[..., Any], export: Export, subject: Any, ca
         return function(subject, *arguments)
     except SubmissionError:
         raise
-    except Exception as error:  # weights of other shapes than the task asks for
+    except Exception as error:  # weights may have other shapes than the task asks for
         raise SubmissionError(f"{export.name} is not built as the task says: {quote(error)}.") from error
 
 
 def _find_slip(spec: Spec, item: GradeItem, seen: list[Called]) -> str | None:
-    """Returns the name of the first slip that gives all of the outputs; those of the spec where the item has none.
+    """Returns the name of the first slip, of the item or else of the spec, that explains all of the outputs.
 
-    Where none gives them to the item's tolerance, an output may differ from a slip's by ROUNDING times as much,
-    if it is ten times further than that from what is right.
+    If none does within the item's tolerance, outputs may differ from a slip's by ROUNDING times as much, provided that
+    one is ten times further than that from the right output.
     """
     exact = _matching_slip(spec, item, seen, item.tolerance)
     loosely = ROUNDING * item.tolerance
@@ -364,15 +364,15 @@ def _find_slip(spec: Spec, item: GradeItem, seen: list[Called]) -> str | None:
 
 
 def _matching_slip(spec: Spec, item: GradeItem, seen: list[Called], tolerance: float) -> str | None:
-    """Returns the name of the first slip that gives all of the outputs to a tolerance."""
+    """Returns the name of the first slip whose outputs equal all of these within a tolerance."""
     export = spec.export_of(item)
     for name in item.slips or spec.table.slips:
         function = getattr(spec.module, name, None)
-        if function is None:  # a slip that only a property tells of
+        if function is None:  # a slip that only properties find
             continue
         try:
             made = [_model_output(function, export, called.subject, called.case) for called in seen]
-        except Exception:  # sizes that this slip is impossible with, or another export's arguments
+        except Exception:  # the slip is impossible for these sizes, or is one of another export
             continue
         pairs = zip(seen, made, strict=True)
         if all(compare(called.output, slipped, tolerance) is None for called, slipped in pairs):
@@ -381,7 +381,7 @@ def _matching_slip(spec: Spec, item: GradeItem, seen: list[Called], tolerance: f
 
 
 def _wrong(spec: Spec, item: GradeItem, called: Called, words: str, slip: str | None) -> SubmissionError:
-    """Returns the error of a wrong output: how it differs, in which case, and the slip or else the item's hint."""
+    """Returns the error for a wrong output: how it differs, in which case, and advice."""
     advice = item.hint
     if slip is not None:
         advice = spec.table.slips[slip]
@@ -392,7 +392,7 @@ def _wrong(spec: Spec, item: GradeItem, called: Called, words: str, slip: str | 
 
 
 def _capitalised(words: str) -> str:
-    """Returns words as the beginning of a sentence, but for a name of one letter such as x."""
+    """Returns words with a capital first letter, except for a name of one letter such as x."""
     if words[1:2] == " " and words[0] != "a":
         return words
     return words[0].upper() + words[1:]

@@ -1,6 +1,6 @@
-"""What a submission's process may use: memory, files and time by rlimits, no network by a namespace of its own.
+"""Limits of a submission's process: memory, files and time by rlimits, no network by a separate namespace.
 
-This keeps mistakes from doing harm. It is no sandbox: the code runs as the user who grades, and can read their files.
+They keep mistakes from doing harm. They are no sandbox: the code runs as the user who grades, and can read their files.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ MEGABYTE = 1 << 20
 
 
 def limit_resources(memory_mb: int, seconds: float) -> None:
-    """Limits this process: memory beside what it has now, the size of files it writes, seconds of computing."""
+    """Limits this process: memory in addition to what it has now, the size of files it writes, and CPU seconds."""
     held = _virtual_bytes()
     if held:
         _lower(resource.RLIMIT_AS, held + memory_mb * MEGABYTE)
     _lower(resource.RLIMIT_FSIZE, MAX_FILE_BYTES)
     _lower(resource.RLIMIT_CORE, 0)
     _lower(resource.RLIMIT_CPU, int(seconds) + 1)
-    # Writing beyond the limit is then an OSError that a submission can be told of.
+    # Writing beyond the limit then raises an OSError, which is reported.
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 
 def _lower(kind: int, value: int) -> None:
-    """Sets a limit unless a lower one holds already."""
+    """Sets a limit, or keeps the hard limit if that is lower."""
     hard = resource.getrlimit(kind)[1]
     if hard != resource.RLIM_INFINITY:
         value = min(value, hard)
@@ -40,7 +40,7 @@ def _lower(kind: int, value: int) -> None:
 
 
 def _virtual_bytes() -> int:
-    """Returns the address space of this process in bytes, 0 where the system does not say."""
+    """Returns the address space of this process in bytes; 0 if the system does not say."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     except OSError:
@@ -49,7 +49,7 @@ def _virtual_bytes() -> int:
 
 
 def leave_network() -> bool:
-    """Moves this process into a network of its own, in which there is nothing; returns whether that was allowed."""
+    """Moves this process into an empty network namespace; returns whether that was allowed."""
     if sys.platform != "linux":
         return False
     uid = os.getuid()
@@ -57,12 +57,12 @@ def leave_network() -> bool:
     if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0:
         return False
     try:
-        # Files then still belong to the user who grades, for this process too.
+        # So that files still belong to the user who grades in this process.
         Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
         Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1", encoding="ascii")
         Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1", encoding="ascii")
     except OSError:
-        pass  # without the maps the files of the user can still be read, and the network is gone
+        pass  # without the maps the user's files can still be read, and there is no network
     return True
 
 

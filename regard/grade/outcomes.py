@@ -1,4 +1,4 @@
-"""What came out of grading: one outcome an item, one grade a submission, and Gradescope's form of it."""
+"""Results of grading: an outcome for each item, a grade for each submission, and Gradescope's format."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any, Literal
 
 from regard.grade.spec import GradeItem, Spec
 
-# "failed": it ran and is wrong. The others say why it gave nothing to compare.
+# "failed": it ran and is wrong. The others say why there was no output to compare.
 ItemStatus = Literal["passed", "failed", "error", "timeout", "memory", "missing"]
 
 
 @dataclass(frozen=True)
 class ItemOutcome:
-    """What one item of a spec gives a submission: points, what is wrong, and what to do about it."""
+    """The outcome of one item for a submission: points, what is wrong, and what to do about it."""
 
     item: str
     status: ItemStatus
@@ -31,14 +31,14 @@ class ItemOutcome:
 
     @property
     def text(self) -> str:
-        """What is wrong and what to do about it, in one line."""
+        """Returns what is wrong and what to do about it, in one line."""
         return " ".join(filter(None, [self.words, self.advice]))
 
 
 def outcome_of(
     item: GradeItem, status: ItemStatus, words: str = "", advice: str = "", slip: str | None = None
 ) -> ItemOutcome:
-    """Returns the outcome of an item, with all of its points where it passed and none elsewhere."""
+    """Returns the outcome of an item, with all of its points if it passed and none otherwise."""
     score = 0.0
     if status == "passed":
         score = item.points
@@ -69,29 +69,29 @@ class Grade:
 
     @property
     def slips(self) -> list[str]:
-        """The names of the slips that were recognised, each once."""
+        """Returns the names of the slips that were recognised, each once."""
         return list(dict.fromkeys(o.slip for o in self.outcomes if o.slip is not None))
 
     @property
     def first_fault(self) -> ItemOutcome | None:
-        """The outcome to mend first: one whose slip is known, else the first that did not pass."""
+        """Returns the outcome to correct first: one with a known slip, else the first that did not pass; or None."""
         failed = [o for o in self.outcomes if not o.passed]
         named = [o for o in failed if o.slip is not None]
         return next(iter(named + failed), None)
 
     def visible_part(self) -> Grade:
-        """Returns what a student may see before the due date."""
+        """Returns the grade with only the items that students may see before the due date."""
         return replace(self, outcomes=tuple(o for o in self.outcomes if o.visibility == "visible"))
 
     def as_json(self) -> dict[str, Any]:
-        """Returns plain data with every outcome."""
+        """Returns the grade as plain data with every outcome, for JSON."""
         made = asdict(self)
         made["outcomes"] = [asdict(o) for o in self.outcomes]
         made["notes"] = list(self.notes)
         return made | {"score": self.score, "points": self.points}
 
     def as_gradescope(self) -> dict[str, Any]:
-        """Returns what Gradescope reads from results/results.json: a test for each item."""
+        """Returns the grade in Gradescope's format for results/results.json: a test for each item."""
         tests = []
         for number, outcome in enumerate(self.outcomes, 1):
             status = "failed"

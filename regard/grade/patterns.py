@@ -1,7 +1,7 @@
-"""What a wrong output has in common with the right one, where no slip explains it.
+"""What a wrong output has in common with the right one, if no slip explains it.
 
-The numbers may stand on other axes or in reverse, all be too large by one factor, be right at some places, or be right
-for each sequence alone. Each is a fact that has been tried on the outputs, and no guess at how they came about.
+Axes may be exchanged or reversed, all numbers may be multiplied by one factor, or the output may be right in some
+places, or for each sequence alone. Each of these is tested on the outputs; the cause is not guessed.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from torch import Tensor
 from regard.grade.cases import copy_arguments
 from regard.grade.comparing import compare, plain_output
 
-NEARLY = 2e-2  # of the largest entry: as far off as a small epsilon, half precision or rounding may bring an output
-CLEARLY = 30.0  # times the tolerance: how far off a place is that is wrong beside others that are right
-MOST_AXES = 4  # of an output whose axes are tried in every order
-LEAST_FACTOR = 1e-6  # an output that is all but zero is no multiple of the right one
+NEARLY = 2e-2  # of the largest entry: the most that a small epsilon, half precision or rounding changes an output
+CLEARLY = 30.0  # times the tolerance: how far off a place must be to be clearly wrong
+MOST_AXES = 4  # the most axes of an output that are tried in every order
+LEAST_FACTOR = 1e-6  # a smaller factor is none: such an output is nearly zero
 SHARED = (
     "Each sequence alone gives the right output, and in a batch it does not: something is taken from another sequence, "
     "or summed over the batch"
 )
-NEAR = "It is nearly right: is there a number too large to add, such as an ε, or rounding, or half precision?"
+NEAR = "It is nearly right: is an ε too large, or is there rounding or half precision?"
 
 
 @dataclass(frozen=True)
 class WrongCall:
-    """A call with a wrong output: the function, its arguments, what came out and what was wanted.
+    """A call with a wrong output: the function, its arguments, its output, and the expected one.
 
-    `reference(*arguments)` returns what is wanted of other arguments.
+    `reference(*arguments)` returns the expected output for other arguments.
     """
 
     function: Callable[..., Any]
@@ -50,9 +50,9 @@ class Pattern(NamedTuple):
 
 
 def describe_pattern(wrong: Sequence[WrongCall], tolerance: float) -> Pattern:
-    """Returns what all wrong outputs have in common with the right ones; no words where it is nothing.
+    """Returns what all wrong outputs have in common with the right ones, without words if that is nothing.
 
-    Of an output of several tensors the first wrong one is described.
+    If an output has several tensors, the first wrong one is described.
     """
     pairs = [_first_difference(call, tolerance) for call in wrong]
     if any(pair is None for pair in pairs):
@@ -80,9 +80,9 @@ def describe_pattern(wrong: Sequence[WrongCall], tolerance: float) -> Pattern:
 
 
 def _first_difference(call: WrongCall, tolerance: float) -> tuple[Tensor, Tensor, str] | None:
-    """Returns the first wrong tensor of an output, the one that was wanted, and its name in words.
+    """Returns the first wrong tensor of an output, the expected one, and its name in words.
 
-    Returns None where the output is nothing that tensors can be compared in.
+    Returns None if the output has no tensors that can be compared.
     """
     got, want = call.output, call.want
     if isinstance(want, Tensor):
@@ -112,7 +112,7 @@ def _is_close(got: Tensor, want: Tensor, tolerance: float) -> bool:
 
 
 def _exchanged_axes(got: Tensor, want: Tensor, tolerance: float) -> str:
-    """Returns in words whether the right numbers stand on other axes."""
+    """Returns in words that the axes of the right output are exchanged; "" if they are not."""
     if not 1 < want.dim() == got.dim() <= MOST_AXES or sorted(got.shape) != sorted(want.shape):
         return ""
     for order in permutations(range(want.dim())):
@@ -127,7 +127,7 @@ def _exchanged_axes(got: Tensor, want: Tensor, tolerance: float) -> str:
 
 
 def _factor(got: Tensor, want: Tensor, tolerance: float) -> float | None:
-    """Returns the factor that all numbers are the right ones times; None where there is none."""
+    """Returns the factor by which all numbers of the right output are multiplied; None if there is none."""
     if got.shape != want.shape or want.numel() < 2:
         return None
     factor = float((got * want).sum() / want.square().sum().clamp(min=1e-300))
@@ -145,11 +145,11 @@ def _describe_factors(factors: list[float], tolerance: float) -> str:
     named = "one factor, which differs from call to call"
     if spread <= 10 * tolerance * abs(first):
         named = f"{first:.3g}"
-    return f"All numbers are the right ones times {named}: something is multiplied or divided by in excess"
+    return f"All numbers are the right ones times {named}: there is a multiplication or division too many or too few"
 
 
 def _reversed_axis(got: Tensor, want: Tensor, tolerance: float) -> str:
-    """Returns in words whether the right numbers stand in reverse along an axis."""
+    """Returns in words that the right output is reversed along an axis; "" if it is not."""
     for axis in range(want.dim()):
         if want.shape[axis] > 1 and _is_close(got, want.flip(axis), tolerance):
             return f"The numbers are right, and stand in reverse along axis {axis}"
@@ -163,7 +163,7 @@ def _is_right_alone(wrong: Sequence[WrongCall], tolerance: float) -> bool:
 
 
 def _batch_of(call: WrongCall) -> int:
-    """Returns how many sequences a call has, by the first axis of its first tensor; 0 where there is none."""
+    """Returns the number of sequences in a call, by the first axis of its first tensor; 0 if there is none."""
     first = next((x for x in call.arguments if isinstance(x, Tensor)), None)
     if first is None or first.dim() < 2:
         return 0
@@ -181,7 +181,7 @@ def _gives_each_alone(call: WrongCall, tolerance: float) -> bool:
             got = call.function(*copy_arguments(alone))
         except (Exception, SystemExit):  # weights whose first axis is as long as the batch, or a batch that is needed
             return False
-        is_a_row = compare(want, whole, tolerance) is None  # else what was cut is no axis of sequences
+        is_a_row = compare(want, whole, tolerance) is None  # else the axis that was cut is not one of sequences
         if not is_a_row or compare(got, want, tolerance) is not None:
             return False
     return True
@@ -201,9 +201,9 @@ def _row_of_output(value: Any, n: int) -> Any:
 
 
 def _right_places(got: Tensor, want: Tensor, tolerance: float) -> str:
-    """Returns in words where along an axis the output is right, or wrong, if that is one place or all to one side.
+    """Returns in words where along an axis the output is right or wrong, if that is one slice; else "".
 
-    Of several axes it is the one along which most is right.
+    Of several axes it is the one along which the largest share is right.
     """
     if got.shape != want.shape:
         return ""
@@ -214,7 +214,7 @@ def _right_places(got: Tensor, want: Tensor, tolerance: float) -> str:
 
 
 def _right_along(axis: int, gap: Tensor, bound: float) -> tuple[float, str]:
-    """Returns which share of the places along an axis is right, and where they are in words; none if it is unclear."""
+    """Returns the share of places along an axis that are right, and where they are in words; 0 and "" if unclear."""
     worst = gap.transpose(0, axis).flatten(1).amax(1)
     along = (worst <= bound).tolist()
     is_clear = bool((worst > CLEARLY * bound)[worst > bound].all())  # else some are right by chance
@@ -232,7 +232,7 @@ def _right_along(axis: int, gap: Tensor, bound: float) -> tuple[float, str]:
 
 
 def _as_slice(chosen: list[bool]) -> str:
-    """Returns the chosen places as Python writes them: one, the first few, the last few, or every other."""
+    """Returns the chosen places as an index of Python: one, the first few, the last few, or every other; else ""."""
     places = [n for n, is_chosen in enumerate(chosen) if is_chosen]
     count = len(chosen)
     if len(places) == 1:

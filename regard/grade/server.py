@@ -1,8 +1,8 @@
-"""The grading server: a process with torch imported that forks once a submission, watches over it and reports.
+"""The grading server: a process with torch imported that forks for each submission, watches the fork and reports.
 
 It reads jobs as lines of JSON from standard input and answers each with one line: its number, the outcomes of all
 items, notes and the beginning of what was printed. An item that ends its process, or takes too long, gets no points;
-the items after it are asked in a new process.
+the items after it are judged in a new process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ IMPORT = "import"
 
 @dataclass
 class Watched:
-    """What is known of a running process: what it does, since when, and what it has reported and printed."""
+    """The state of a watched process: what it does, since when, and what it has reported and printed."""
 
     spec: Spec
     doing: str | int = IMPORT
@@ -49,7 +49,7 @@ class Watched:
         self.printed = (self.printed + data)[: 4 * MAX_PRINTED]
 
     def take_report(self, data: bytes) -> None:
-        """Reads whole lines of a report."""
+        """Takes bytes of a report, and reads its complete lines."""
         self.reported += data
         *lines, self.reported = self.reported.split(b"\n")
         for line in lines:
@@ -62,10 +62,10 @@ class Watched:
             self.since = time.monotonic()
             self.isolated = message.get("isolated", self.isolated)
         elif "outcome" in message:
-            told = dict(message["outcome"])
-            seconds = float(told.pop("seconds"))
+            fields = dict(message["outcome"])
+            seconds = float(fields.pop("seconds"))
             item = self.spec.items[message["number"]]
-            self.outcomes[message["number"]] = replace(outcome_of(item, **told), seconds=seconds)
+            self.outcomes[message["number"]] = replace(outcome_of(item, **fields), seconds=seconds)
         elif "import" in message:
             self.import_fault = (message["status"], message["import"])
         elif "notes" in message:
@@ -73,11 +73,11 @@ class Watched:
         elif "broken" in message:
             self.import_fault = ("error", f"The grader could not begin: {message['broken']}")
         elif "done" not in message:
-            raise ValueError("no report of the grader's")
+            raise ValueError("not a report of the grader")
 
 
 def grade_submission(spec: Spec, job: Job) -> dict[str, Any]:
-    """Returns the outcomes of all items of a submission, in as many processes as its faults make necessary."""
+    """Returns the outcomes of all items of a submission; after an item that ends its process, a new one is started."""
     outcomes: dict[int, ItemOutcome] = {}
     remaining = tuple(range(len(spec.items)))
     first: Watched | None = None
@@ -141,7 +141,7 @@ def _run_process(spec: Spec, job: Job) -> tuple[Watched, tuple[ItemStatus, str]]
 
 
 def _await_end(child: int) -> int | None:
-    """Returns the status of a process that is about to end, None where it does not within a second."""
+    """Returns the exit status of a process that is about to end; None if it does not end within a second."""
     for _ in range(100):
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
@@ -151,7 +151,7 @@ def _await_end(child: int) -> int | None:
 
 
 def _watch(watched: Watched, limits: GradeLimits, results: int, printed: int) -> tuple[ItemStatus, str] | None:
-    """Reads both pipes until the report ends; returns why it was cut short where an item takes too long."""
+    """Reads both pipes until the report ends and returns None; or status and words if an item takes too long."""
     takers = {results: watched.take_report, printed: watched.take_printed}
     received = 0
     while results in takers and not watched.done:
@@ -171,14 +171,14 @@ def _watch(watched: Watched, limits: GradeLimits, results: int, printed: int) ->
             try:
                 takers[handle](data)
             except (ValueError, TypeError, KeyError, IndexError):
-                received = MAX_REPORT + 1  # no report of the grader's
+                received = MAX_REPORT + 1  # not a report of the grader
         if received > MAX_REPORT:
-            return "error", "It wrote to a pipe that is the grader's."
+            return "error", "It wrote to a pipe of the grader."
     return None
 
 
 def _kill_session(child: int) -> None:
-    """Kills a process and those that it started."""
+    """Kills a process and the processes that it started."""
     for kill, target in ((os.killpg, child), (os.kill, child)):
         try:
             kill(target, signal.SIGKILL)
@@ -187,7 +187,7 @@ def _kill_session(child: int) -> None:
 
 
 def _describe_end(status: int | None, limits: GradeLimits) -> tuple[ItemStatus, str]:
-    """Returns how a process ended that should not have, in words; None: its reports ended and it did not."""
+    """Returns status and words for a process that ended too early; `status` None: it runs, but closed its pipe."""
     if status is None:
         return "error", "It closed files that are not its own."
     code = os.waitstatus_to_exitcode(status)
@@ -208,7 +208,7 @@ def serve() -> None:
     """Answers jobs until standard input ends."""
     specs: dict[str, Spec] = {}
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever a spec's own Python prints must not come between the answers
+    os.dup2(2, 1)  # output of a spec's own Python must not mix with the answers
     for line in sys.stdin:
         message = parse_json(line, "the job")
         number = message.pop("number")

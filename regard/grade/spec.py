@@ -1,4 +1,4 @@
-"""Specs: which functions or classes a submission must define, and the items that give points. They are TOML files.
+"""Specs: TOML files that say which functions or classes a submission must define, and which items give points.
 
 title = "Sinusoidal positions"
 file = "positions.py"              # the file that --template writes
@@ -40,11 +40,11 @@ from regard.reading import check_path, read_toml
 
 ExportKind = Literal["function", "class"]
 
-# reference: the output is the reference's. shape: its shape and type are. property: a function of the spec's source
-# finds nothing to say. slip: it is none of some wrong outputs. law: laws of `regard check` hold.
+# reference: the output equals the reference's. shape: shape and type do. property: a function of the spec's source
+# returns None. slip: the outputs are not those of known mistakes. law: laws of `regard check` hold.
 ItemKind = Literal["reference", "shape", "property", "slip", "law"]
 
-# As Gradescope has them.
+# The values of Gradescope.
 Visibility = Literal["visible", "hidden", "after_due_date", "after_published"]
 
 
@@ -54,7 +54,7 @@ class SpecError(RegardError, ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class GradeLimits(Section):
-    """What a submission may use: seconds an item, seconds to be imported, and megabytes beside what torch takes."""
+    """Limits of a submission: seconds for each item, seconds for its import, and megabytes beyond what torch takes."""
 
     place: ClassVar[str] = "limits"
     seconds: float = 10.0
@@ -70,7 +70,7 @@ class GradeLimits(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Export(Section):
-    """A function or class that submissions define. `takes_first`: of a tuple it returns, the first entry counts."""
+    """A function or class that submissions define. `takes_first`: if it returns a tuple, the first entry counts."""
 
     place: ClassVar[str] = "exports"
     name: str = ""
@@ -84,7 +84,7 @@ class Export(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class GradeItem(Section):
-    """One line of a grade: what is asked of which export, and what it is worth.
+    """One item of a spec: what is required of which export, and its points.
 
     `cases`, `reference` and `check` name functions of the spec's source, `slips` keys of the spec's table of slips.
     """
@@ -113,7 +113,7 @@ class GradeItem(Section):
             raise ConfigError(f"item {quote(self.name)}: expected points of 0 or more and a tolerance above 0")
 
 
-# What each kind of item needs to be given.
+# The keys that each kind of item needs.
 NEEDS = {
     "reference": ("cases", "reference"),
     "shape": ("cases", "reference"),
@@ -125,7 +125,7 @@ NEEDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class SpecTable(Section):
-    """The keys of a spec's file beside its tables of exports and items."""
+    """The keys of a spec's file except its tables of exports and items."""
 
     place: ClassVar[str] = "spec"
     title: str = ""
@@ -155,7 +155,7 @@ class Spec:
         return found
 
     def export_of(self, item: GradeItem) -> Export:
-        """Returns the export that an item asks about: the one it names, else the first."""
+        """Returns the export that an item is about: the one it names, else the first."""
         return next((e for e in self.exports if e.name == item.export), self.exports[0])
 
     @property
@@ -224,11 +224,11 @@ def _import_source(path: Path, source: str) -> ModuleType:
 
 
 def _check(spec: Spec) -> None:
-    """Raises where items name exports, functions, slips or laws that are not there."""
+    """Raises a SpecError if items name exports, functions or slips that do not exist; an unknown law raises its own."""
     exports = [export.name for export in spec.exports]
     for name in spec.table.given:
         if not hasattr(spec.module, name):
-            raise SpecError(f"{spec.path}: given names {quote(name)}, and {spec.table.source} has nothing of that name")
+            raise SpecError(f"{spec.path}: given names {quote(name)}, but {spec.table.source} does not define it")
     for n, item in enumerate(spec.items, 1):
         place = f"{spec.path}: item {n} ({item.name or 'without a name'})"
         if not item.name:

@@ -1,4 +1,4 @@
-"""Finding submissions: a Python file, a notebook, or a folder of either; and a notebook as a Python file."""
+"""Finding submissions (a Python file, a notebook, or a folder of either), and converting notebooks to Python files."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from regard.reading import check_fields, check_path, read_json, read_text
 
 SUFFIXES = (".py", ".ipynb")
 MAX_SOURCE_BYTES = 1 << 24
-MAX_PARSED = 1 << 24  # characters of a notebook's cells, which are parsed again for each line that is no Python
+MAX_PARSED = 1 << 24  # characters of a notebook parsed in all, as cells are parsed again after each magic
 
-# What IPython takes for its own: magics, shell commands, help, and the two assigned to a name.
+# Lines that only IPython understands: magics, shell commands, help, and assignments of the first two.
 _MAGIC = re.compile(r"\s*([%!?]|[\w, ]+=\s*[%!]|\w[\w.]*\?{1,2}\s*$)")
 _TRANSPARENT = re.compile(r"%%(time|timeit|capture|prun)\b")  # cell magics that run the rest of the cell as Python
 _FAILED_CELLS = "_cells_that_failed"
@@ -27,7 +27,7 @@ _FAILED_CELLS = "_cells_that_failed"
 class Submission:
     """One student's work: the name for tables, and the file; `fault` says why there is nothing to grade.
 
-    `alone`: the folder of the file holds nobody else's, so that modules beside it may be imported.
+    `alone`: the folder has no files of others, so that modules in it may be imported.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Submission:
 
     @property
     def folder(self) -> str:
-        """The folder in which modules of this submission are found, "" for none."""
+        """Returns the folder from which modules of this submission may be imported; "" for none."""
         if self.alone:
             return str(self.path.resolve().parent)
         return ""
@@ -66,13 +66,13 @@ def find_submissions(path: str | Path, spec: Spec) -> list[Submission]:
 
 
 def _with_unique_names(found: list[Submission]) -> list[Submission]:
-    """Returns the submissions with file names for names where two would be called the same: a.py and a.ipynb."""
+    """Returns the submissions, with file names as names if two have the same name, such as a.py and a.ipynb."""
     names = Counter(one.name for one in found)
     return [replace(one, name=one.path.name) if names[one.name] > 1 else one for one in found]
 
 
 def _choose_file(folder: Path, spec: Spec) -> Submission:
-    """Returns the submission of a folder: the file named in the spec, else the only one, else the one that defines."""
+    """Returns the submission of a folder: the file named in the spec, else the only one, else one with an export."""
     files = sorted(p for p in folder.rglob("*") if p.suffix in SUFFIXES and p.is_file() and not _is_hidden(p, folder))
     named = [p for p in files if p.name == spec.table.file]
     if not named and len(files) > 1:
@@ -91,7 +91,7 @@ def _is_hidden(path: Path, folder: Path) -> bool:
 
 
 def _mentions(path: Path, spec: Spec) -> bool:
-    """Returns whether a file defines one of the spec's exports, as far as its text tells."""
+    """Returns whether the text of a file seems to define one of the spec's exports."""
     try:
         text = read_text(path, DataError, MAX_SOURCE_BYTES)
     except DataError:
@@ -113,8 +113,8 @@ def read_source(path: Path, tag: str = "") -> tuple[str, list[str]]:
 def convert_notebook(document: Any, source: str, tag: str = "") -> tuple[str, list[str]]:
     """Returns the code cells of a notebook as one Python file, and notes about cells that are no Python.
 
-    Each cell stands in a `try`, so that one that fails does not take the others with it: a cell that plots a file
-    which is not here says nothing about the functions above and below it. With a `tag` only cells that have it count.
+    Each cell is put into a `try`, so that the others run if one fails, such as a cell that plots a file that is
+    missing. With a `tag`, only cells that have it are used.
     """
     check_fields(document, {"cells": list}, source, DataError)
     cells = [cell for cell in document["cells"] if isinstance(cell, dict) and cell.get("cell_type") == "code"]
@@ -132,7 +132,7 @@ def convert_notebook(document: Any, source: str, tag: str = "") -> tuple[str, li
             body = [s for s in tree.body if not _is_future(s)]
             if body:
                 bodies.append(ast.unparse(_guarded(body, number)))
-        # The last two: expressions that are nested more deeply than Python's own parser can go.
+        # The last two: expressions nested too deeply for Python's parser.
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             notes.append(f"Code cell {number} was left out: {_describe_syntax(error)}.")
             continue
@@ -147,7 +147,7 @@ def _has_tag(cell: dict[str, Any], tag: str) -> bool:
 
 
 def _guarded(body: list[ast.stmt], number: int) -> ast.stmt:
-    """Returns a try statement that runs a cell and notes what it raises."""
+    """Returns a try statement that runs a cell and records what it raises."""
     guard = ast.parse(f"try:\n    pass\nexcept Exception as _error:\n    {_FAILED_CELLS}.append(({number}, _error))")
     made = guard.body[0]
     assert isinstance(made, ast.Try)
@@ -173,10 +173,10 @@ def _cell_text(cell: dict[str, Any]) -> str:
 
 
 def _without_magics(text: str, tries: int) -> str:
-    """Returns the text of a cell without what only IPython understands.
+    """Returns the text of a cell without lines that only IPython understands.
 
-    Only a line that Python stumbles over is taken out, and at most `tries` of them: one may begin with % inside a
-    string or an expression.
+    Only lines at which Python's parser fails are removed, and at most `tries` of them, since a line inside a string or
+    an expression may begin with %.
     """
     lines = text.splitlines()
     first = text.lstrip()

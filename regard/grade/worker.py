@@ -1,4 +1,4 @@
-"""What runs in a submission's own process: limits, the import, and the items, each reported as a line of JSON."""
+"""The code that runs in a submission's process: limits, the import, and the items, each reported as a line of JSON."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ from regard.grade.spec import GradeLimits, Spec
 from regard.grade.submissions import describe_failed_cells
 
 MAX_HANDLES = 4096
-TOLD = ("status", "words", "advice", "slip", "seconds")  # of an outcome; points are the server's to give
+REPORTED = ("status", "words", "advice", "slip", "seconds")  # fields that are reported; the server sets the points
 
 
 @dataclass(frozen=True)
 class Job:
-    """One process's work: a Python file that is a submission, and the items of the spec to ask, by number."""
+    """The work of one process: the Python file of a submission, and the numbers of the spec's items to judge."""
 
     spec: str
     file: str
-    folder: str  # where the submission came from, for the modules beside it
+    folder: str  # the folder of the submission, for imports from it
     items: tuple[int, ...]
     seed: int
     limits: GradeLimits
 
 
 def run_job(spec: Spec, job: Job, results: int, printed: int) -> NoReturn:
-    """Does a job and ends this process, a fork of the server's. `results` and `printed` are pipes to write to."""
+    """Does a job and ends this process, a fork of the server. `results` and `printed` are pipes to write to."""
     try:
         _prepare(job, results, printed)
         report = _Report(results)
         isolated = leave_network()
         report.send({"begun": "import", "isolated": isolated})
         _grade(spec, job, report)
-    except BaseException as error:  # nothing may come back into the server's loop
+    except BaseException as error:  # no exception may reach the server's loop in this fork
         os.write(results, (json.dumps({"broken": f"{type(error).__name__}: {quote(error)}"}) + "\n").encode())
     finally:
         os._exit(0)
 
 
 class _Report:
-    """The pipe to the server. A submission that forks or keeps descriptors could write to it: it is no sandbox."""
+    """The pipe to the server. It is not protected from a submission that writes to its descriptor."""
 
     def __init__(self, handle: int) -> None:
         self.handle = handle
@@ -63,7 +63,7 @@ class _Report:
 
 
 def _prepare(job: Job, results: int, printed: int) -> None:
-    """Makes a session and a folder of its own, turns what is printed to the server, and closes what is the server's."""
+    """Starts a session, moves to a new folder, redirects output to the server's pipe, and closes other descriptors."""
     os.setsid()
     die_with_parent()
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -80,7 +80,7 @@ def _prepare(job: Job, results: int, printed: int) -> None:
     os.chdir(scratch)
     tempfile.tempdir = str(scratch)
     if job.folder:
-        sys.path.append(job.folder)  # last, so that nothing of Python's or torch's is imported from there
+        sys.path.append(job.folder)  # last, so that it cannot replace modules of Python or torch
     sys.argv = [job.file]
     torch.set_num_threads(1)
     seconds = job.limits.import_seconds + job.limits.seconds * len(job.items)
@@ -102,18 +102,18 @@ def _grade(spec: Spec, job: Job, report: _Report) -> None:
             outcome = judge_item(spec, number, names, job.seed)
         except SystemExit as error:
             outcome = outcome_of(item, "error", str(explain_error(error, "It")))
-        except Exception as error:  # of the spec's own functions: the table is not lost for it
+        except Exception as error:  # an error in the spec's own functions must not end the grading
             words = f"The spec itself failed here, not the submission: {type(error).__name__}: {quote(error)}"
             outcome = outcome_of(item, "error", words)
-        told = {key: value for key, value in asdict(outcome).items() if key in TOLD}
-        report.send({"outcome": told, "number": number})
+        reported = {key: value for key, value in asdict(outcome).items() if key in REPORTED}
+        report.send({"outcome": reported, "number": number})
     sys.stdout.flush()
     sys.stderr.flush()
     report.send({"done": True})
 
 
 def _import_submission(file: str, spec: Spec) -> dict[str, Any]:
-    """Returns what a submission defines, by name; the names that the spec gives are there before it runs."""
+    """Returns what a submission defines, by name; the spec's `given` names are defined before it runs."""
     found = importlib.util.spec_from_file_location("submitted", file)
     assert found is not None and found.loader is not None
     module: ModuleType = importlib.util.module_from_spec(found)
@@ -123,7 +123,7 @@ def _import_submission(file: str, spec: Spec) -> dict[str, Any]:
         found.loader.exec_module(module)
     except SyntaxError as error:
         line = (error.text or "").strip()
-        raise SubmissionError(f"The file is no Python: {error.msg} in line {error.lineno}, `{line}`.") from error
+        raise SubmissionError(f"The file is not valid Python: {error.msg} in line {error.lineno}, `{line}`.") from error
     except (Exception, SystemExit) as error:
         raise explain_error(error, "Importing the file") from error
     return vars(module)

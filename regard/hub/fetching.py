@@ -141,7 +141,11 @@ def model_on_meta(name: str | Path, download: bool = False) -> Any:
 def _build(config: Any, name: str | Path) -> Any:
     """Builds the model of a config with random weights; raises HubError, naming `name`, if its sizes fit no model."""
     with _explain_errors(name):
-        return build_model(model_class(config), config)
+        cls = model_class(config)
+        # A config of text and images may name a class of the text alone, as transformers' AutoModel knows, too.
+        if getattr(config, "sub_configs", {}).get("text_config") is cls.config_class:
+            config = config.get_text_config()
+        return build_model(cls, config)
 
 
 def save_pretrained(model: Any, tokenizer: Any, folder: str | Path) -> None:

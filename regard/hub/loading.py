@@ -53,6 +53,12 @@ def load(
     file. `ignore` names keys of config.json that you know not to affect the outputs; any other key that regard does not
     support raises a HubError.
     """
+    if str(name).startswith("random:") and not Path(name).exists():
+        built = str(name).removeprefix("random:")
+        raise HubError(
+            f"{quote(str(name))} has no weights to load; expected a folder or an id of the hub. "
+            f"regard.hub.untrained({built!r}) builds transformers' model with random weights"
+        )
     folder = find_folder(name, download)
     hf_config = read_config(folder)
     check_hashes(folder)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.laws.case import Case, CouldNotBeAsked
-from regard.laws.layouts import MATRICES, Layout, MaskForm, X
+from regard.laws.layouts import MATRICES, Layout, MaskForm, X, split_heads
 from regard.laws.signatures import (
     ADJUSTMENTS,
     ANY_MASKS,
@@ -64,9 +64,11 @@ class Caller:
         self.width = width or find_width(f)
         self.length = length or find_length(f)
         self.layout: Layout = X
-        # "same" as the layout's; "transposed" [B,T,H,V] from inputs [B,H,T,K], as in transformers
+        # "same" as the layout's; "transposed" [B,T,H,V] from inputs [B,H,T,K], as in transformers, or the other way
+        # round; "merged" [B,T,H·V]
         self.output_form = "same"
         self.causal_name: str | None = None
+        self.causal_values: tuple[bool, ...] = (False, True)  # that the flag of this name may have
         self.key_mask: MaskForm | None = None
         self.pair_mask: MaskForm | None = None
         self.mask_blame = ""  # why a mask should hide keys that was seen to hide none
@@ -110,9 +112,17 @@ class Caller:
             q, k = ([x.shape[self.layout.token_axis]] * B for x in (inputs[0], inputs[-1]))
             options |= self._packing(case, {"q": q, "k": k})
         out = self._call_whole(case, self.layout.pack(inputs), inputs, options)
+        return self.unpack(out, inputs)
+
+    def unpack(self, out: Tensor, inputs: list[Tensor]) -> Tensor:
+        """Returns an output in the laws' own form, [B,H,T,V] or [B,T,D]."""
         out = self.layout.unpack(out, inputs)
-        if self.output_form == "transposed":
+        if self.output_form == "transposed" and out.dim() == 4:
             return out.transpose(1, 2)
+        if self.output_form == "merged" and out.dim() == 3:
+            if self.layout.name == "tokens first":
+                out = out.transpose(0, 1)
+            return split_heads(out, inputs[0].shape[1])
         return out
 
     @property
@@ -127,7 +137,7 @@ class Caller:
         lengths = [parts[0].shape[axis] for parts in sequences]
         options = self._filled_masks(case, inputs) | self._packing(case, {"q": lengths, "k": lengths})
         out = self._call_whole(case, self.layout.pack(inputs), inputs, options)
-        return list(self.layout.unpack(out, inputs).split(lengths, axis))
+        return list(self.unpack(out, inputs).split(lengths, axis))
 
     def _packing(self, case: Case, lengths: dict[str, list[int]]) -> dict[str, Any]:
         """Returns what says where sequences of some lengths begin, and how long the longest is."""
@@ -156,7 +166,7 @@ class Caller:
         """Returns the output of one call, batch first; if the call returns a tuple, that is its first element."""
         masks = {name: (x, x.clone()) for name, x in options.items() if isinstance(x, Tensor)}
         if self.causal_name is not None:
-            options[self.causal_name] = case.causal
+            options[self.causal_name] = case.causal if len(self.causal_values) == 2 else self.causal_values[0]
         if not self.layout.projects:
             options |= self._adjustments(case, inputs)
         out = self.call_with(case, given, options)
@@ -251,6 +261,9 @@ class Caller:
         names = [name for name in self.required if name in ANY_MASKS or name in KEY_MASKS]
         if self.filler is None:
             return dict.fromkeys(names)
+        if self.filler.shape == "lengths":
+            lengths = self.filler.build(self._everything(case, inputs), case.type)
+            return {**dict.fromkeys(names), self.filler.name: lengths}
         return {name: self.filler.build(self._everything(case, inputs), case.type) for name in names}
 
     def _everything(self, case: Case, inputs: list[Tensor]) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from regard.laws.asking import queries_matter
 from regard.laws.case import Case, CouldNotBeAsked, DoesNotApply, Finding, difference, worst
 from regard.laws.subjects import Subject
 
@@ -90,19 +91,19 @@ def other_tokens_matter(subject: Subject, case: Case) -> Finding:
     inputs = subject.inputs(case)
     before = subject.run(case, inputs)
     limit = case.tolerance_or(1.0)  # weights that sum to one may do so but for rounding
-    error = 0.0
+    error = math.inf
     what = "the last token's output, which no change of the others moves"
-    zero = ""
     is_moved = _moves_with_others(subject, case, inputs, before, 1) > limit
     # The last token may be alone in its block of keys; then the one before it has company.
     if not is_moved and case.T > 2:
         is_moved = _moves_with_others(subject, case, inputs, before, 2) > limit
     if not is_moved:
-        error = math.inf
         zero = _zero_parameter(subject)
-    if zero:
-        what += f": {zero} is all zero, as layers begin that are to be switched on by training"
-    return Finding(error, 0.0, what, noted=bool(zero))
+        if zero:
+            what += f": {zero} is all zero, as layers begin that are to be switched on by training"
+        return Finding(error, 0.0, what, noted=bool(zero))
+    asks = queries_matter(subject, case, inputs)
+    return asks._replace(noted=asks.noted or bool(_zero_parameter(subject)))
 
 
 def _moves_with_others(subject: Subject, case: Case, inputs: list[Tensor], before: Tensor, place: int) -> float:
@@ -140,6 +141,8 @@ def numbers_bear_large_scores(subject: Subject, case: Case) -> Finding:
         if asked.dtype != dtype or (dtype == "float16" and subject.own):
             continue
         found = _with_large_scores(subject, asked)
+        if found is None and dtype == "float16":
+            found = _with_few_tokens(subject, asked)
         if found is not None:
             findings.append(found)
     roughness = getattr(subject, "roughness", None)
@@ -189,6 +192,26 @@ def _with_large_scores(subject: Subject, case: Case) -> Finding | None:
         noted = True
         why = "no exponential overflows, but features that are all zero, or a power of the tokens, may do it"
     return Finding(error, 0.0, f"NaN or infinity from scores of {scores} in {case.dtype}: {why}", noted)
+
+
+def _with_few_tokens(subject: Subject, case: Case) -> Finding | None:
+    """Tests that three tokens give finite outputs in float16 if they do in float32; returns None if neither runs.
+
+    So few overflow no sum: what is left is a number that float16 cannot hold, such as −1e9 in the place of −∞.
+    """
+    few = case.but(T=3, S=3)
+    try:
+        with torch.no_grad():
+            if not _finite(subject.run(few.but(dtype="float32"), subject.inputs(few.but(dtype="float32")))):
+                return None
+            finite = _finite(subject.run(few, subject.inputs(few)))
+    except CouldNotBeAsked:
+        return None
+    error = 0.0 if finite else math.inf
+    what = (
+        "NaN or infinity from three ordinary tokens in float16, finite in float32: is −1e9 multiplied by a mask there?"
+    )
+    return Finding(error, 0.0, what)
 
 
 class _Overflow(TorchDispatchMode):

@@ -9,6 +9,8 @@ its own. A layout says how these are handed over:
     merged      q [B,T,H·K]        with the number of heads as an argument
     flat        q [B,T,K]          a function over [n,T,d]
     matrices    q [T,K]            a function over one sequence
+    multi-query  q [B,H,T,K], k [B,S,K]    keys and values without heads, which all queries share
+    multi-query, heads last  q [B,T,H,K], k [B,S,K]
     packed      qkv [B,T,3,H,K]    one tensor
     tokens      query, key, value [B,T,D]    a module with projections, such as nn.MultiheadAttention
     cross       x [B,T,D] and context [B,S,D]
@@ -32,7 +34,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.laws.signatures import HEAD_COUNTS, KEY_MASKS
+from regard.laws.case import DoesNotApply
+from regard.laws.signatures import HEAD_COUNTS, KEY_MASKS, LENGTHS
 
 
 class SingleQuery(NamedTuple):
@@ -66,11 +69,12 @@ class Layout:
     has_heads: bool = True
     same_widths: bool = False
     single: SingleQuery | None = None
+    shares_keys: bool = False  # whether keys and values come without heads
 
     @property
     def given_axis(self) -> int:
         """The axis of tokens in what is handed over."""
-        return {"heads": 2, "matrices": 0, "tokens first": 0}.get(self.name, 1)
+        return {"heads": 2, "multi-query": 2, "matrices": 0, "tokens first": 0}.get(self.name, 1)
 
     @property
     def is_packed(self) -> bool:
@@ -83,6 +87,11 @@ class Layout:
             return [x.transpose(1, 2) for x in inputs]
         if self.name == "tokens first":
             return [x.permute(2, 0, 1, 3) for x in inputs]
+        if self.shares_keys:
+            q, k, v = inputs
+            if self.name.endswith("heads last"):
+                q = q.transpose(1, 2)
+            return [q, k.squeeze(1), v.squeeze(1)]
         if self.name == "merged":
             return [x.transpose(1, 2).flatten(2) for x in inputs]
         if self.name == "flat":
@@ -134,7 +143,7 @@ class Layout:
 
     def unpack(self, out: Tensor, inputs: list[Tensor]) -> Tensor:
         """Returns an output in the laws' own form, [B,H,T,V] or [B,T,D]."""
-        if self.name in ("heads last", "packed") and out.dim() == 4:
+        if self.name in ("heads last", "multi-query, heads last", "packed") and out.dim() == 4:
             return out.transpose(1, 2)
         if self.name == "tokens first" and out.dim() == 4:
             return out.permute(1, 2, 0, 3)
@@ -163,6 +172,8 @@ def _image_sides(places: int) -> tuple[int, int]:
 HEADS = Layout("heads")
 HEADS_LAST = Layout("heads last")
 TOKENS_FIRST = Layout("tokens first")
+MULTI_QUERY = Layout("multi-query", shares_keys=True)
+MULTI_QUERY_LAST = Layout("multi-query, heads last", shares_keys=True)
 MERGED = Layout("merged", same_widths=True)
 FLAT = Layout("flat", has_heads=False)
 MATRICES = Layout("matrices", has_heads=False)
@@ -206,10 +217,30 @@ def guess_layouts(
     if len(data) == 2:
         return [CROSS, *single_query_forms(CROSS)]
     if is_module and width is not None:
-        return [TOKENS, HEADS, FLAT, *single_query_forms(TOKENS)]
+        return [TOKENS, HEADS, HEADS_LAST, FLAT, *single_query_forms(TOKENS)]
     if any(name in HEAD_COUNTS for name in required):
-        return [*tokens, MERGED, HEADS, FLAT]
-    return [*tokens, HEADS, FLAT, MATRICES, *single_query_forms(FLAT)]
+        return [*tokens, MERGED, HEADS, HEADS_LAST, FLAT]
+    return [*tokens, HEADS, HEADS_LAST, MULTI_QUERY, MULTI_QUERY_LAST, FLAT, MATRICES, *single_query_forms(FLAT)]
+
+
+def find_output_form(out: Tensor, layout: Layout, sizes: tuple[int, int, int, int]) -> str | None:
+    """Returns the form of an output, already unpacked, by the sizes (B, H, T, V) of a call; None for no known form.
+
+    It is "same" as that of the inputs, "transposed" with heads and tokens exchanged, or "merged" [B,T,H·V].
+    """
+    B, H, T, V = sizes
+    if out.shape == sizes:
+        return "same"
+    if not layout.has_heads or layout is MERGED:
+        return None
+    if out.shape == (B, T, H, V):
+        return "transposed"
+    shape = (B, T, H * V)
+    if layout is TOKENS_FIRST:
+        shape = (T, B, H * V)
+    if out.shape == shape:
+        return "merged"
+    return None
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -225,12 +256,18 @@ class MaskForm(NamedTuple):
 
     name: str
     # "keys" [B,S], "pairs" [T,S], "batch pairs" [B,T,S], "head pairs" [B,1,T,S], "head keys" [B,1,1,S], "column"
-    # [B,S,1]
+    # [B,S,1], or "lengths" [B], how many of the first keys may be seen
     shape: str
     marks: str  # "visible": True may be seen; "hidden": True may not; "ones": 1 and 0; "added": 0 and −∞
 
     def build(self, allowed: Tensor, dtype: torch.dtype) -> Tensor:
         """Returns the mask from what each query may see, [B,T,S]."""
+        if self.shape == "lengths":
+            seen = allowed.any(1)
+            lengths = seen.sum(1)
+            if not bool((seen == (torch.arange(seen.shape[1], device=seen.device) < lengths[:, None])).all()):
+                raise DoesNotApply(f"{self.name} hides the last keys and no others")
+            return lengths
         if self.shape == "keys":
             allowed = allowed.any(1)
         elif self.shape == "head keys":
@@ -258,12 +295,12 @@ class MaskForm(NamedTuple):
     @property
     def has_pairs(self) -> bool:
         """Whether it can say that a query sees a key and another does not."""
-        return self.shape not in ("keys", "head keys", "column")
+        return self.shape not in ("keys", "head keys", "column", "lengths")
 
     @property
     def rank(self) -> int:
         """The number of its axes."""
-        return {"keys": 2, "pairs": 2, "batch pairs": 3, "column": 3}.get(self.shape, 4)
+        return {"keys": 2, "pairs": 2, "batch pairs": 3, "column": 3, "lengths": 1}.get(self.shape, 4)
 
     @property
     def has_batch(self) -> bool:
@@ -273,6 +310,9 @@ class MaskForm(NamedTuple):
 
 def possible_forms(name: str, has_causal_flag: bool) -> Iterator[MaskForm]:
     """Yields the forms that a mask of this name may have, the likeliest first."""
+    if name in LENGTHS:
+        yield MaskForm(name, "lengths", "visible")
+        return
     if name in KEY_MASKS:
         marks = ["visible", "hidden"]
         if KEY_MASKS[name]:

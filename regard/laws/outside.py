@@ -22,6 +22,7 @@ from regard.laws.case import (
 from regard.laws.certain import heads_are_not_views
 from regard.laws.faces import gradients_or_zeros
 from regard.laws.habits import mixes_along
+from regard.laws.late import late_gradients_are_right
 from regard.laws.padding import gradients_under_masks
 from regard.laws.subjects import Subject
 from regard.mechanisms import Argmax, Mechanism, Softmax
@@ -167,6 +168,7 @@ def gradients_are_right(subject: Subject, case: Case) -> Finding:
     under_masks = gradients_under_masks(subject, case)
     if any(found.broken for found in under_masks):
         return worst(under_masks)
+    whole = case
     case = case.but(dtype="float64", T=min(case.T, 5), B=1, padding="none", window=None, documents=False)
     case = subject.fit(case)
     if case.dtype != "float64" or case.precision is not None:
@@ -191,9 +193,13 @@ def gradients_are_right(subject: Subject, case: Case) -> Finding:
         return subject.run(case, [replaced.get(id(x), x) for x in inputs])
 
     findings = [_gradcheck(run, used, "")]
+    if not findings[0].broken:
+        findings += late_gradients_are_right(subject, whole)
     if subject.takes_visible and case.T > 1:
         visible = torch.ones(case.B, case.T, dtype=torch.bool, device=case.device)
-        visible[:, 1::2] = False  # every query sees the first key: who sees nothing is another law's question
+        visible[:, slice(1, None, 1 if subject.hides_ends_only else 2)] = (
+            False  # every query sees the first key: who sees nothing is another law's question
+        )
 
         def run_padded(*leaves: Tensor) -> Tensor:
             replaced = dict(zip(map(id, used), leaves, strict=True))

@@ -61,7 +61,9 @@ def blind_rows_are_zero(subject: Subject, case: Case) -> Finding:
     nobody[0] = False
     blind = subject.run(case, inputs, nobody)[0]
     findings.append(Finding(_distance_to_zero(blind), 0.0, "outputs of rows that see nothing"))
-    if case.causal and case.T > 1:  # queries before the first visible key see nothing, though later keys are visible
+    if (
+        case.causal and case.T > 1 and not subject.hides_ends_only
+    ):  # queries before the first visible key see nothing, though later keys are visible
         late = case.range(case.T).expand(case.B, -1) >= case.T // 2
         early = subject.run(case, inputs, late).narrow(subject.token_axis, 0, case.T // 2)
         findings.append(Finding(_distance_to_zero(early), 0.0, "outputs of queries before the first visible key"))
@@ -85,7 +87,7 @@ def _padding(subject: Subject, case: Case) -> Tensor:
     if not subject.takes_visible:
         raise DoesNotApply("it takes no mask of visible keys")
     if case.padding == "none":
-        case = case.but(padding="inside")
+        case = subject.fit(case.but(padding="inside"))
     visible = case.visible(case.T)
     assert visible is not None
     return visible

@@ -7,7 +7,6 @@ mask by hiding one key and seeing whether it still matters.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from itertools import product
 from typing import Any
@@ -16,13 +15,16 @@ import torch
 from torch import nn
 
 from regard.laws.calling import MOST_HEADS, Caller
-from regard.laws.case import Case, CouldNotBeAsked, difference
+from regard.laws.case import Case, CouldNotBeAsked
 from regard.laws.habits import find_own_autocast, measure_roughness, mixes_along
+from regard.laws.hiding import find_masks
 from regard.laws.layouts import (
     CROSS,
     HEADS,
     HEADS_LAST,
     MERGED,
+    MULTI_QUERY,
+    MULTI_QUERY_LAST,
     PACKED,
     SEQUENCES,
     SEQUENCES_OF_QKV,
@@ -31,23 +33,21 @@ from regard.laws.layouts import (
     Layout,
     MaskForm,
     X,
+    find_output_form,
     guess_layouts,
-    possible_forms,
 )
-from regard.laws.masks import read_mask
 from regard.laws.signatures import (
     ANY_MASKS,
     CAUSAL_NAMES,
     KEY_MASKS,
-    MODULES,
+    LENGTHS,
     says_heads_first,
+    says_heads_last,
     says_tokens_first,
 )
 
 ALL_DTYPES = ("float64", "float32", "bfloat16", "float16")
 HEAD_WIDTHS = (16, 64)  # tried for kernels that take heads of a few widths only
-HIDDEN = 1e-3  # largest change of outputs by a key that counts as hidden
-WEAKENED = 0.05  # and by one that counts as nearly hidden, as by a mask that adds −10
 MOST_SINGLE_QUERIES = 32  # that are asked one call each
 
 
@@ -77,10 +77,10 @@ class ProbedCaller(Caller):
 
     def find_call(self) -> None:
         """Finds a way to call the attention by trying; raises `CouldNotBeAsked` if none works."""
-        self._find_layout_and_width()
+        self._find_layout_and_flag()
         self._find_token_axis()
         self._find_causal_flag()
-        self._find_mask()
+        find_masks(self)
         self._find_sizes()
         self._find_own_autocast()
         self._find_precision()
@@ -93,6 +93,8 @@ class ProbedCaller(Caller):
             case = case.but(K=self.width, V=self.width)
         if not self.layout.has_heads:
             case = case.but(H=1, G=1)
+        elif self.layout.shares_keys:
+            case = case.but(G=1)
         elif self.layout is MERGED:
             case = case.but(H=MOST_HEADS, G=MOST_HEADS)
         if self.even_widths and self.width is None:
@@ -114,6 +116,25 @@ class ProbedCaller(Caller):
         if case.dtype not in self.dtypes:
             case = case.but(dtype=self.dtypes[0])
         return case
+
+    def _find_layout_and_flag(self) -> None:
+        """Finds the layout; where no call runs, with a flag that says causal or not, as some take one value only."""
+        name = next((name for name in CAUSAL_NAMES if name in self.parameters), None)
+        told: list[tuple[bool, ...]] = [(False, True), (False,), (True,)]
+        if name is None:
+            told = told[:1]
+        elif name in self.required:
+            told = told[1:]
+        refusals = []
+        for values in told:
+            if len(values) == 1:
+                self.causal_name = name
+                self.causal_values = values
+            try:
+                return self._find_layout_and_width()
+            except CouldNotBeAsked as refusal:
+                refusals.append(refusal)
+        raise refusals[0]
 
     def _find_layout_and_width(self) -> None:
         """Finds the layout; if none runs, as with kernels of a few head widths only, tries again with HEAD_WIDTHS."""
@@ -140,6 +161,8 @@ class ProbedCaller(Caller):
         for name in self.required:
             if name in ANY_MASKS or name in KEY_MASKS:
                 fillers += [MaskForm(name, shape, "visible") for shape in ("head pairs", "pairs", "keys")]
+            elif name in LENGTHS:
+                fillers.append(MaskForm(name, "lengths", "visible"))
         ways = product(
             (ALL_DTYPES, ("float32",), ("bfloat16",)),
             fillers,
@@ -198,11 +221,9 @@ class ProbedCaller(Caller):
             out = self.call(case, self.draw_inputs(case))
         if self.layout.projects:
             return out.shape[:2] == (case.B, case.T)
-        as_in_transformers = any(name in MODULES for name in self.required)
-        if as_in_transformers and out.shape == (case.B, case.T, case.H, case.V):
-            self.output_form = "transposed"
-            return True
-        return out.shape == (case.B, case.H, case.T, case.V)
+        form = find_output_form(out, self.layout, (case.B, case.H, case.T, case.V))
+        self.output_form = form or "same"
+        return form is not None
 
     def _gives_as_many_of_any(self) -> bool:
         """Returns whether tokens become a vector a sequence, or a fixed number of them, as pooling does."""
@@ -231,14 +252,37 @@ class ProbedCaller(Caller):
 
         Where they mix along the first, tokens come before the batch if the code says so.
         """
-        if self.layout is not HEADS or self.output_form != "same":
+        if self.layout is MULTI_QUERY:
+            if self._queries_differ_by_head():
+                self.layout = MULTI_QUERY_LAST
+            return
+        if self.layout not in (HEADS, HEADS_LAST):
             return
         case = self.probe()
-        if self._mixes_along(1, case) and not self._mixes_along(2, case):
+        along_batch, along_heads, along_tokens = (self._mixes_along(axis, case) for axis in range(3))
+        if self.layout is HEADS and along_heads and not along_tokens:
             if not says_heads_first(self.pristine):  # else it mixes heads, and a law says so
                 self.layout = HEADS_LAST
-        elif says_tokens_first(self.pristine) and self._mixes_along(0, case) and not self._mixes_along(2, case):
+        elif self.layout is HEADS and self.output_form == "same" and says_heads_last(self.pristine):
+            if along_tokens and not along_batch:
+                self.layout = HEADS_LAST  # it mixes heads where it was to mix tokens, and a law says so
+        elif says_tokens_first(self.pristine) and along_batch and not along_tokens:
             self.layout = TOKENS_FIRST
+
+    def _queries_differ_by_head(self) -> bool:
+        """Returns whether some heads see the last key and others not, and no token differs: it counts by heads.
+
+        Of queries that share their keys heads and tokens are alike, but for which keys a token may see.
+        """
+        if says_heads_first(self.pristine):
+            return False
+        case = self.probe()
+        inputs = self.draw_inputs(case)
+        changed = [x.clone() for x in inputs]
+        changed[-1][:, :, -1] += 1
+        with torch.no_grad():
+            moved = (self.call(case, changed) - self.call(case, inputs)).abs().amax((0, 3)) > 0
+        return bool((moved == moved[:, :1]).all()) and not bool((moved == moved[:1]).all())
 
     def _find_token_axis(self) -> None:
         """Takes tokens to come before the batch where a module says so, and mixes along the first axis only."""
@@ -259,84 +303,17 @@ class ProbedCaller(Caller):
             if name not in self.parameters:
                 continue
             self.causal_name = name
-            try:
-                case = self.probe(causal=True)
-                self.call(case, self.draw_inputs(case))
+            values = []
+            for value in (False, True):
+                self.causal_values = (value,)
+                if self._runs(self.probe(causal=value)):
+                    values.append(value)
+            # What takes False only, and need not be given, is a hint beside a mask, as in nn.MultiheadAttention.
+            if True in values or (values and name in self.required):
+                self.causal_values = tuple(values)
                 return
-            except CouldNotBeAsked:
-                self.causal_name = None  # as nn.MultiheadAttention, whose flag is a hint beside a mask
-
-    def _find_mask(self) -> None:
-        """Finds out what its masks mean: one of keys, and one of pairs of query and key."""
-        if self.layout.name == "matrices":
-            return
-        named = [self._find_form(name) for name in self.parameters if name in KEY_MASKS or name in ANY_MASKS]
-        read = [read_mask(self, self.probe(), form, self._hides) for form in named if form is not None]
-        asked = next((reading for reading in read if reading.keys is not None), None)
-        self.key_mask = asked and asked.keys
-        self.mask_blame = asked.blame if asked is not None else ""
-        self.pair_mask = next((reading.pairs for reading in read if reading.pairs is not None), None)
-        self.mask_remarks = [reading.remark for reading in read if reading.remark]
-
-    def _hides(self, form: MaskForm) -> bool:
-        """Returns whether a mask of this form hides a key, or nearly."""
-        self.key_mask, self.pair_mask = form, None
-        return self._measure_hidden_key() < WEAKENED
-
-    def _find_form(self, name: str) -> MaskForm | None:
-        """Returns the first form of a mask under which a hidden key does not matter, else the first that runs.
-
-        A form is passed over, too, whose mask is added to the scores if another form has nearly hidden the key before,
-        as an added −10 does: with large numbers adding hides a key in whatever form a mask is meant.
-        """
-        fallback = weak = None
-        for form in possible_forms(name, self.causal_name is not None):
-            self.key_mask = form
-            self.pair_mask = None
-            try:
-                remains = self._measure_hidden_key()
-            except CouldNotBeAsked:
-                continue
-            if remains < HIDDEN and (weak is None or form.marks != "added"):
-                return form
-            if remains < WEAKENED:
-                weak = weak or form
-            fallback = fallback or form
-        return weak or fallback
-
-    def _measure_hidden_key(self) -> float:
-        """Returns how much outputs change with the token of a hidden key; infinity if the mask changes their shape.
-
-        It is infinity, too, where the mask makes the outputs of a whole sequence zero.
-        """
-        case = self.probe()
-        inputs = self.draw_inputs(case)
-        T = case.T
-        hidden = T - 2
-        visible = torch.ones(case.B, T, dtype=torch.bool, device=case.device)
-        visible[:, hidden] = False
-        before = self.call(case, inputs, visible)
-        if before.dim() != inputs[0].dim() and not self.pools:  # a mask of the wrong shape was broadcast
-            return math.inf
-        if before.shape != self.call(case.but(causal=False), inputs).shape:
-            return math.inf
-        changed = [x.clone() for x in inputs]
-        keys = changed
-        if len(changed) > 1:
-            keys = changed[1:]
-        for n, x in enumerate(keys):
-            row = x.select(self.layout.token_axis, hidden)
-            row.copy_(case.draw(*row.shape, stream=40 + n))
-        after = self.call(case, changed, visible)
-        if len(changed) == 1 and not self.pools:  # the hidden token asks, too
-            others = torch.tensor([i for i in range(T) if i != hidden], device=case.device)
-            before = before.index_select(self.layout.token_axis, others)
-            after = after.index_select(self.layout.token_axis, others)
-        # A mask [T,T] that is read as one of [B,S] leaves the rows beyond the T-th empty.
-        filled = before.detach().flatten(1).abs().amax(1) > 0
-        if not bool(filled.all()):
-            return math.inf
-        return difference(after, before)
+            self.causal_name = None
+        self.causal_values = (False, True)
 
     def _find_sizes(self) -> None:
         """Finds out whether it takes groups of heads, more keys than queries, and long sequences."""

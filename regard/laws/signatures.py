@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import nn
 
 CAUSAL_NAMES = ("causal", "is_causal")
@@ -82,6 +84,11 @@ _HEADS_FIRST = re.compile(
 )
 _HEADS_LAST = re.compile(
     r"[\[(]\s*(?:B|N|b|bs|bsz|batch\w*),\s*(?:T|L|S|N|n|t|s|seq\w*|\w*_len|len\w*|tokens),\s*(?:\w*heads?|H|h|nh|G),"
+)
+# The same in code: B, T, H, D = q.shape.
+_SIZES_HEADS_LAST = re.compile(
+    r"\b(?:B|b|bs|bsz|batch\w*)\s*,\s*(?:T|L|S|t|l|s|seq\w*|\w*_len|seqlen\w*)\s*,\s*(?:\w*heads?|H|h|nh)\s*,\s*\w+\s*=\s*"
+    r"(?:q|query|queries|xq)\.(?:shape|size\(\))"
 )
 
 
@@ -191,6 +198,17 @@ def says_heads_first(f: Any) -> bool:
     return bool(_HEADS_FIRST.search(words)) and not _HEADS_LAST.search(words)
 
 
+def says_heads_last(f: Any) -> bool:
+    """Returns whether a docstring, or code that takes q's sizes apart, says that heads come after tokens, [B,T,H,…]."""
+    words = inspect.getdoc(f) or ""
+    if _HEADS_FIRST.search(words) or _HEADS_LAST.search(words):
+        return not _HEADS_FIRST.search(words)
+    try:
+        return bool(_SIZES_HEADS_LAST.search(inspect.getsource(_callable_of(f))))
+    except (OSError, TypeError):  # typed into a console: there is no source to read
+        return False
+
+
 def says_mask(f: Any, name: str) -> str | None:
     """Returns what True or 1 means in a mask by the docstring: "visible" or "hidden"; None where it is not clear."""
     said = set()
@@ -288,7 +306,8 @@ def state_pair(f: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def find_width(f: Any) -> int | None:
-    """Returns the width of a module's tokens: an attribute by one of its usual names, or its first layer's."""
+    """Returns the width of a module's tokens: an attribute by one of its usual names, that of its first layer, or the
+    first size among its parameters' with which it runs, the commonest tried first."""
     if not isinstance(f, nn.Module):
         return None
     found = [_read_number(f, name) for name in _WIDTH_NAMES]
@@ -299,7 +318,24 @@ def find_width(f: Any) -> int | None:
             found.append(layer.in_channels)
         elif isinstance(layer, nn.GroupNorm):
             found.append(layer.num_channels)
-    return next((n for n in found if n is not None), None)
+        elif isinstance(layer, nn.LayerNorm | nn.RMSNorm):
+            found.append(layer.normalized_shape[-1])
+    given = next((n for n in found if n is not None), None)
+    if given is not None:
+        return given
+    sizes = Counter(n for parameter in f.parameters() for n in parameter.shape if n > 1)
+    return next((n for n, _ in sizes.most_common() if _runs_at_width(f, n)), None)
+
+
+def _runs_at_width(f: nn.Module, width: int) -> bool:
+    """Returns whether a module runs on tokens of a width, given for each argument that it requires."""
+    tokens = [torch.zeros(2, 3, width) for _ in required_names(f)]
+    try:
+        with torch.no_grad():
+            f(*tokens)
+    except Exception:
+        return False
+    return True
 
 
 def find_length(f: Any) -> int | None:

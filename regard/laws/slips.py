@@ -129,6 +129,13 @@ def _mean_of_heads(a: Asked) -> Tensor:
     return out.mean(1, keepdim=True).expand_as(out)
 
 
+def _over_heads(a: Asked) -> Tensor:
+    """Returns softmax attention in which the heads of a token attend to one another, and tokens do not."""
+    swapped = replace(a, q=a.q.transpose(1, 2), k=a.k.transpose(1, 2), v=a.v.transpose(1, 2), visible=None)
+    allowed = swapped.allowed_up_to(a.q.shape[1] - a.k.shape[1])  # nobody aligns heads at the last one
+    return swapped.attend(allowed=allowed).transpose(1, 2)
+
+
 # Words, with {} for the reference's name, and what they do to softmax attention.
 SOFTMAX_SLIPS: dict[str, Slip] = {
     "{} with q multiplied by √K: is the factor 1/√K missing?": _scaled(lambda a: a.q.shape[-1] ** 0.5),
@@ -195,6 +202,7 @@ SOFTMAX_SLIPS: dict[str, Slip] = {
         a.attend_weights()[:, :1].expand(-1, a.q.shape[1], -1, -1), a.v
     ),
     "{} normalised over the queries: the softmax belongs over the keys, the last axis": lambda a: a.attend(axis=-2),
+    "{} over the heads of each token: transpose to [B,H,T,K] first": _over_heads,
     "{} normalised over the heads: the softmax belongs over the keys, the last axis": lambda a: mix(
         a.scores.softmax(1) * a.allowed, a.v
     ),

@@ -79,7 +79,7 @@ class StateCall(NamedTuple):
         out, state = self._separate(call, out, state, before)
         if self.squeezed:
             out = out.unsqueeze(axis)
-        return call.layout.unpack(out, tokens), state
+        return call.unpack(out, tokens), state
 
     def _function(self, call: Caller, state: Any) -> Callable[..., Any]:
         """Returns the function to call: the attention, or its step; a state kept inside a module is a copy of it."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from regard.errors import PluginError
 from regard.laws.case import Case, CouldNotBeAsked
+from regard.laws.embedded import over_embeddings
 from regard.laws.habits import claims_causality, knows_positions
 from regard.laws.layouts import CROSS, HEADS, Layout, MaskForm
 from regard.laws.probing import ProbedCaller
@@ -57,6 +58,11 @@ class Stranger(ProbedCaller, Subject):
         return self.key_mask is not None
 
     @property
+    def hides_ends_only(self) -> bool:  # type: ignore[override]
+        self.find_out()
+        return self.key_mask is not None and self.key_mask.shape == "lengths"
+
+    @property
     def state_call(self) -> StateCall | None:
         self.find_out()
         if not self._tried_states:
@@ -98,12 +104,14 @@ class Stranger(ProbedCaller, Subject):
     def can_be_told(self) -> bool:
         """Whether a parameter says if it is to be causal: a flag, or a mask of pairs."""
         self.find_out()
+        if len(self.causal_values) < 2:
+            return False
         return self.causal_name is not None or self.pair_mask is not None
 
     def fit(self, case: Case) -> Case:
         self.find_out()
         case = self.fit_layout(case)
-        if not self.takes_groups:
+        if not self.takes_groups and not self.layout.shares_keys:
             case = case.but(G=case.H)
         if not self.causal or not self.can_be_told:
             case = case.but(causal=self.causal)
@@ -115,6 +123,8 @@ class Stranger(ProbedCaller, Subject):
             case = case.but(dtype=self.dtypes[0])
         if self.precision is not None and case.dtype == "float64":
             case = case.but(precision=self.precision)
+        if self.hides_ends_only and case.padding != "none":
+            case = case.but(padding="right")
         if case.adjust != "none" and self.adjustment_name(case.adjust) is None:
             case = case.but(adjust="none")
         return case.but(window=None, documents=False, softcap=find_softcap(self.pristine))
@@ -165,7 +175,9 @@ class Stranger(ProbedCaller, Subject):
 
     def _find_claim(self) -> None:
         """Finds out whether it claims to be causal, unless the user said; one with a causal flag or mask claims it."""
-        if self._claims is None:
+        if self._claims is None and len(self.causal_values) == 1:
+            self._claims = self.causal_values[0]
+        elif self._claims is None:
             self._claims = self.can_be_told or claims_causality(self, self.probe(B=2))
 
 
@@ -185,6 +197,8 @@ def stranger(
             raise PluginError(f"{thing.__name__} needs {needed} arguments to be built; name an instance of it instead")
         thing = thing()
     label = str(label or getattr(thing, "__name__", type(thing).__name__))
+    if isinstance(thing, nn.Module):
+        thing = over_embeddings(thing)
     if not callable(thing):
         raise PluginError(
             f"cannot ask {thing!r:.60} of type {type(thing).__name__}; expected a mechanism, f(q, k, v, causal=True) "

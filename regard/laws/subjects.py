@@ -25,8 +25,9 @@ class Subject:
     """Anything that laws can be asked of. `source` is a Python expression that makes it again.
 
     `token_axis` is the axis of tokens in inputs and outputs. `causal` says whether it claims not to look ahead.
-    `takes_visible` says whether it can be told which keys may be seen. `own` says whether it is one of regard's
-    mechanisms or registered beside them: these keep all laws, strangers those that everybody agrees on.
+    `takes_visible` says whether it can be told which keys may be seen, `hides_ends_only` that these must be the first
+    ones. `own` says whether it is one of regard's mechanisms or registered beside them: these keep all laws, strangers
+    those that everybody agrees on.
     `promises_zeros` says whether a query that sees nothing must give zeros. `projects` says whether it projects tokens
     to queries, keys and values of its own. `state_call` is how somebody else's attention takes a state, where it does.
     `knows_positions` says whether somebody else's attention counts tokens, hidden ones too, so that padding moves them.
@@ -41,6 +42,7 @@ class Subject:
     token_axis = 2
     causal = True
     takes_visible = False
+    hides_ends_only = False
     own = False
     promises_zeros = False
     projects = False

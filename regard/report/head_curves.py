@@ -24,8 +24,8 @@ LOSS = "loss"
 def plot_head_curves(path: str | Path, results: Mapping[str, Any], losses: Mapping[str, Sequence[Point]]) -> None:
     """Writes a figure of the results of `examine_checkpoints`: a chart of the losses, then one for each score.
 
-    A score is drawn if it is significant for some head at some checkpoint ("the head does it"). Heads that do it at the
-    last checkpoint have a colour, and a dotted line marks the step from which on some head does it.
+    A score is drawn if it is a label of some head at some checkpoint. Heads with this label at the last checkpoint have
+    a colour, and a dotted line marks the step from which on some head has it.
     """
     drawn = drawn_scores(results)
     losses = {name: points for name, points in losses.items() if points}

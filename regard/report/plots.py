@@ -25,7 +25,7 @@ _PLATE = {"facecolor": CARD.light, "edgecolor": "none", "alpha": 0.85, "pad": 1.
 _DASH: Any = (0, (3, 2))
 _LINE = 1.3 * SIZE / 72  # inches that a line of text takes
 _BELOW_AXES = 0.7  # inches of a figure below its axes, for their labels
-MOST = 300  # points that are drawn of a curve; more could not be told apart
+MOST = 300  # points that are drawn of a curve; more could not be seen
 
 
 def curves(
@@ -46,13 +46,13 @@ def curves(
     kept = {name: finite_points(points, log) for name, points in series.items()}
     kept = {name: points for name, points in kept.items() if points}
     # The point whose value is in the label: the best one if it is marked, else the last.
-    told = {name: points[-1] for name, points in kept.items()}
+    labelled = {name: points[-1] for name, points in kept.items()}
     which = "at the end"
     if mark_best:
-        told = {name: best_point(points, mark_best) for name, points in kept.items()}
+        labelled = {name: best_point(points, mark_best) for name, points in kept.items()}
         which = mark_best
     format_value: Callable[[float], str] = percent if shares else number
-    labels = {name: f"{shorten(name)}\n{format_value(value)}" for name, (_, value) in told.items()}
+    labels = {name: f"{shorten(name)}\n{format_value(value)}" for name, (_, value) in labelled.items()}
 
     def paint(fig: Figure) -> None:
         ax = fig.add_subplot()
@@ -66,7 +66,7 @@ def curves(
                 marker = "o"  # a line through one point would not be seen
             ax.plot(*zip(*thin, strict=True), color=colour, linestyle=dash, marker=marker)
             if mark_best:
-                ax.plot(*told[name], "o", color=colour, markersize=5.5, markeredgecolor=CARD.light)
+                ax.plot(*labelled[name], "o", color=colour, markersize=5.5, markeredgecolor=CARD.light)
         ax.set(xlabel=x, ylabel=y)
         if shares:
             ax.set_ylim(bottom=0)

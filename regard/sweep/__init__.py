@@ -1,4 +1,4 @@
-"""Sweeps: many trainings of one recipe, all of a grid or what a search draws."""
+"""Sweeps: many trainings of one recipe, with all settings of a grid or those chosen by a search."""
 
 from regard.sweep.run import Sweep
 from regard.sweep.settings import SweepConfig, asked, configure_sweep

@@ -1,4 +1,4 @@
-"""The page of a sweep: the best trial, all of them at a glance, which settings mattered, and how each trial learned.
+"""The page of a sweep: the best trial, pictures of all trials, which settings mattered, and learning curves.
 
 Its results are plain data: recipe, metric, maximize, parameters [{key, values, log}], trials [{trial, folder, state,
 value, train, settings, step, seconds, error}], counts {state: n}, importance {key: share}, best (a trial's number or
@@ -28,12 +28,12 @@ from regard.report.plots import Best, Point
 from regard.report.trials import Dimension, TrialPoint, parallel_coordinates, slice_plots, trial_curves
 
 Results = Mapping[str, Any]
-SHOWN = 40  # trials in the table; the others unfold
+SHOWN = 40  # trials in the table; the others are in a part that unfolds
 BEST_FIRST = "Best first. Train: the same measure of the training data at that step."
 
 
 def sweep_page(results: Results) -> Page:
-    """Returns the page of what a sweep has found so far."""
+    """Returns the page of a sweep's results so far."""
     page = Page(f"Sweep of {results['recipe']}", build_part("trials", _lead, results, __name__))
     for key, build in {"best": _best, "trials": _pictures, "importance": _importance, "curves": _curves}.items():
         page.add(*build_part(key, build, results, __name__))
@@ -48,19 +48,19 @@ def _done(results: Results) -> list[Mapping[str, Any]]:
 
 
 def _best_ones(results: Results) -> list[Mapping[str, Any]]:
-    """Returns the trials that no other is better than; none where several trials all end alike."""
+    """Returns the trials with the best value; none if there are several trials and all have the same value."""
     done = _done(results)
     equal = [t for t in done if t["value"] == done[0]["value"]]
     return [] if 1 < len(equal) == len(done) else equal
 
 
 def _bold_one(results: Results) -> str:
-    """Returns what the trial is called that is drawn bold: the best, or the first where none is best."""
+    """Returns the word for the trial that is drawn bold: "best", or "first" if none is best."""
     return "best" if _best_ones(results) else "first"
 
 
 def _lead(results: Results) -> Markup:
-    """Returns the sentences at the head: what was varied, how far it is, and the best."""
+    """Returns the first paragraph: what was varied, how many trials are done, and the best trial."""
     keys = [p["key"] for p in results["parameters"]]
     over = ", ".join(keys)
     if len(keys) > 1:
@@ -87,7 +87,7 @@ def _best(results: Results) -> Iterator[Markup]:
     else:
         yield heading("The best trial")
     if not done:
-        yield paragraph(f"No trial has ended well yet. `{results['again']}` goes on.", quiet=True)
+        yield paragraph(f"No trial has finished yet. `{results['again']}` continues the sweep.", quiet=True)
         return
     best = done[0]
     found: dict[str, object] = {results["metric"]: strong(number(best["value"]))}
@@ -106,8 +106,8 @@ def _pictures(results: Results) -> Iterator[Markup]:
     dimensions = [Dimension(p["key"], p["values"], p["log"]) for p in results["parameters"]]
     points = [TrialPoint([t["settings"][d.name] for d in dimensions], t["value"]) for t in ended]
     caption = (
-        f"A line a trial, from its settings to what came of it. The bold one is the {_bold_one(results)}, the fainter "
-        "the worse; on the last axis the best stands highest."
+        f"A line for each trial, from its settings to its result. The bold one is the {_bold_one(results)}; fainter "
+        "lines are worse; on the last axis the best is highest."
     )
     if results["counts"].get("failed"):
         caption += " Dashed: trials that failed."
@@ -115,7 +115,7 @@ def _pictures(results: Results) -> Iterator[Markup]:
     yield figure(parallel_coordinates(dimensions, points, results["metric"], results["maximize"]), caption)
     yield figure(
         slice_plots(dimensions, points, results["metric"], results["maximize"]),
-        f"A dot a trial: what came of it against one setting at a time. The diamond is the {_bold_one(results)} trial.",
+        f"A dot for each trial: its result against each setting. The diamond is the {_bold_one(results)} trial.",
         "Each setting by itself",
     )
 
@@ -140,7 +140,7 @@ def _importance(results: Results) -> Iterator[Markup]:
 
 
 def _curves(results: Results) -> Iterator[Markup]:
-    """Yields the plot of the learning curves of trials whose runs are here."""
+    """Yields the plot of the learning curves of trials whose runs are on this machine."""
     curves = {int(n): curve for n, curve in results["curves"].items() if curve}
     if not curves:
         return
@@ -169,7 +169,7 @@ def _curves(results: Results) -> Iterator[Markup]:
 
 
 def _best_training(results: Results, dev: Sequence[Point], name: str) -> Iterator[Markup]:
-    """Yields train and dev of the best trial in one figure, and when it began to overfit where the metric is a loss."""
+    """Yields a figure of train and dev of the best trial, with a sentence about overfitting if the metric is a loss."""
     train = (results.get("train_curves") or {}).get(results["best"])
     if not train or not dev:
         return
@@ -184,7 +184,7 @@ def _best_training(results: Results, dev: Sequence[Point], name: str) -> Iterato
 
 
 def _trials(results: Results) -> Iterator[Markup]:
-    """Yields the tables of all trials: those with a value, best first, and those that failed; and what is left."""
+    """Yields the tables of all trials: finished ones, best first, failed ones, and those that run or wait."""
     yield heading("The trials")
     keys = [p["key"] for p in results["parameters"]]
     done = _done(results)
@@ -202,7 +202,7 @@ def _trials(results: Results) -> Iterator[Markup]:
         yield details(f"{count_noun(len(rows) - SHOWN, 'more trial')}", table(rows[SHOWN:], columns, BEST_FIRST))
     if failed:
         failures = [[_name(t), *(number(t["settings"].get(k)) for k in keys), t["error"] or ""] for t in failed]
-        yield table(failures, ["trial", *names, "error"], "Failed. Each folder's error.txt tells more.")
+        yield table(failures, ["trial", *names, "error"], "Failed. Each folder's error.txt has the traceback.")
     if running or results["counts"].get("waiting"):
         waiting = results["counts"].get("waiting", 0)
         names_running = ", ".join(t["folder"] for t in running) or "none"
@@ -211,11 +211,11 @@ def _trials(results: Results) -> Iterator[Markup]:
 
 
 def _short_names(keys: Sequence[str]) -> list[str]:
-    """Returns the last parts of keys, or whole keys where two end alike."""
+    """Returns the last parts of keys; the whole key if another has the same last part."""
     last = [key.rpartition(".")[2] for key in keys]
     return [name if last.count(name) == 1 else key for key, name in zip(keys, last, strict=True)]
 
 
 def _name(trial: Mapping[str, Any]) -> Markup:
-    """Returns a trial's folder on one line."""
+    """Returns the name of a trial's folder, which is not wrapped."""
     return tag("span", trial["folder"], style="white-space:nowrap")

@@ -1,4 +1,4 @@
-"""What came out of a sweep's trials, as plain data: the value of a run, rows of results.json, the best, importance."""
+"""Results of a sweep's trials as plain data: the value of a run, rows of results.json, the best, importance."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 STATES = {"COMPLETE": "finished", "FAIL": "failed", "RUNNING": "running", "WAITING": "waiting"}
-QUARTER = 0.25  # importance is what the best quarter has in common,
-ENOUGH = 8  # of at least so many trials
+QUARTER = 0.25  # the share of trials, the best ones, that importance compares with all
+ENOUGH = 8  # the fewest trials for which importance is computed
 
 
 class TrialValue(NamedTuple):
-    """The best value of a run by a metric, its step, and the value of the training data there (None: not measured)."""
+    """The best value of a run by a metric, its step, and the value on training data there (None: not measured)."""
 
     value: float
     step: int
@@ -29,8 +29,10 @@ class TrialValue(NamedTuple):
 
 
 def best_value(run: Run, metric: str, maximize: bool) -> TrialValue:
-    """Returns the best value of a metric that a run measured, of equals that of the checkpoint which it kept, else the
-    first; of what training logs, the last."""
+    """Returns the best value of a metric in a run's evaluations; if only training logs it, the last value.
+
+    Among equal values it is the one of the checkpoint that the run kept, or else the first.
+    """
     rows = run.metrics()
     finite = [row for row in rows if is_finite(row.get(metric))]
     if not finite:
@@ -50,13 +52,14 @@ def best_value(run: Run, metric: str, maximize: bool) -> TrialValue:
 
 
 def _train_value(rows: Sequence[Mapping[str, Any]], metric: str, step: int) -> float | None:
-    """Returns what the metric of dev was on the training data at a step, or at the last before it."""
+    """Returns the value on training data of a metric of dev, at this step or the last one before it."""
     before = [y for x, y in metric_curves(rows, metric).train if x <= step]
     return before[-1] if before else None
 
 
 def metric_curves(rows: Sequence[Mapping[str, Any]], metric: str) -> TrainAndDev:
-    """Returns the curves of a metric over the steps: of dev and, where it is one of dev, of the training data."""
+    """Returns the curve of a metric over the steps as `dev`; as `train`, the same on training data, if it is one of
+    dev."""
     split, _, quantity = metric.partition("/")
     if split == "dev" and quantity:
         curve = [row for row in rows if "lr" in row]
@@ -65,12 +68,12 @@ def metric_curves(rows: Sequence[Mapping[str, Any]], metric: str) -> TrainAndDev
 
 
 def is_finite(value: Any) -> bool:
-    """Returns whether this is a number that can be compared."""
+    """Returns whether a value is a finite number."""
     return isinstance(value, int | float) and math.isfinite(value)
 
 
 def trial_row(trial: FrozenTrial) -> dict[str, Any]:
-    """Returns a trial as results.json has it; `train` is its value on the training data."""
+    """Returns the row of a trial in results.json; `train` is its value on the training data."""
     index = trial_number(trial)
     details = trial.user_attrs.get("found", {})
     return {
@@ -84,7 +87,7 @@ def trial_row(trial: FrozenTrial) -> dict[str, Any]:
 
 
 def best_row(rows: Sequence[dict[str, Any]], maximize: bool) -> dict[str, Any] | None:
-    """Returns the best of the trials that have finished; of equal ones the first."""
+    """Returns the row of the best finished trial; of equal ones, the first; None if none has finished."""
     finished = [row for row in rows if row["state"] == "finished"]
     if not finished:
         return None
@@ -93,7 +96,8 @@ def best_row(rows: Sequence[dict[str, Any]], maximize: bool) -> dict[str, Any] |
 
 
 def measure_importance(study: Study, parameters: int) -> dict[str, float]:
-    """Returns how far the settings of the best quarter of the trials differ from those of all (PED-ANOVA)."""
+    """Returns how far the settings of the best quarter of the trials differ from those of all (PED-ANOVA); {} if too
+    few."""
     import optuna
 
     values = [trial.value for trial in study.trials() if trial.state.name == "COMPLETE"]
@@ -104,7 +108,7 @@ def measure_importance(study: Study, parameters: int) -> dict[str, float]:
 
 
 def summarize_trial(n: int, rows: Sequence[dict[str, Any]], metric: str, maximize: bool) -> str:
-    """Returns a line about the trial of number n, which has ended."""
+    """Returns a line about the n-th trial, which has ended."""
     row = next(row for row in rows if row["trial"] == n)
     best = best_row(rows, maximize)
     ended = sum(other["state"] in ("finished", "failed") for other in rows)

@@ -1,7 +1,7 @@
-"""Sweeps: one recipe trained with many settings, each trial a run of its own: all of a grid, or what a search draws.
+"""Running a sweep: one recipe is trained with many settings, each in a run of its own, a trial.
 
-A sweep is a folder: sweep.toml (what was asked), trials.db (the study, unless another storage was named), a run folder
-for each trial, results.json and report.html.
+A sweep is a folder: sweep.toml (its settings), trials.db (the study, unless another storage is used), a run folder for
+each trial, results.json and report.html.
 """
 
 from __future__ import annotations
@@ -59,13 +59,14 @@ TRIALS = "trials.db"
 REPORT = "report.html"
 ERROR = "error.txt"
 STOPPED = 130  # the exit code of a worker that was asked to stop
-GRACE = 15.0  # seconds for a worker to save what it has, until it is asked to stop once more
+GRACE = 15.0  # seconds for a worker to save and stop, before it is asked once more
 PAUSE = 0.1  # seconds
 QUIET = Shown()
 
 
 class Sweep:
-    """The folder of one sweep. `origin` says where it was begun: its `root`, `name`, `id` and, if any, `storage`."""
+    """One sweep in its folder. `origin` is where it was started: `root` (the current folder), `name`, `id`,
+    `storage`."""
 
     def __init__(self, path: Path, config: SweepConfig, origin: Mapping[str, Any]) -> None:
         self.path = path
@@ -79,10 +80,10 @@ class Sweep:
 
     @classmethod
     def create(cls, path: str | Path, config: SweepConfig, storage: str | None = None) -> Sweep:
-        """Makes a new folder, or opens one that holds this very sweep, which can go on; another sweep's is an error."""
+        """Creates the folder of a sweep, or opens it to continue the same sweep; another sweep in it is an error."""
         path = Path(path)
         is_new = False
-        # Others that begin the same sweep at the same time wait here, and then find it.
+        # Processes that start the same sweep at the same time wait here, and then open it.
         with claimed(path, (), lambda: not is_new, wait=True):
             if (path / SWEEP_CONFIG).is_file():
                 sweep = cls.open(path)
@@ -97,7 +98,7 @@ class Sweep:
             used = plugins.describe(config.mechanisms)
             if used:
                 origin[plugins.KEY] = used
-            # Before the study: whenever this is killed, the same command finds a folder that it can go on with.
+            # Written before the study, so that the same command can continue from here if this is killed.
             _write_config(path, config, origin)
             sweep = cls(path, config, origin)
             with sweep.study.storage_errors():
@@ -121,11 +122,11 @@ class Sweep:
 
     @property
     def again(self) -> str:
-        """The command that goes on with the sweep."""
+        """Returns the command that continues the sweep."""
         return shlex.join(["regard", "sweep", str(self.path), *plugins.words(self.config.mechanisms)])
 
     def extend(self, trials: int) -> None:
-        """Raises the number of a search's trials (0: leaves it as it is)."""
+        """Increases the number of a search's trials to `trials` (0: leaves it unchanged)."""
         if not trials:
             return
         if self.config.grid:
@@ -136,7 +137,7 @@ class Sweep:
         _write_config(self.path, self.config, self.origin)
 
     def run(self, devices: Sequence[str] = ("cpu",), workers: int = 1, shown: Shown = QUIET) -> dict[str, Any]:
-        """Trains what has not been trained, in so many processes that share the devices, and returns the results."""
+        """Trains all trials that are left, in `workers` processes that share the devices, and returns the results."""
         plugins.require(self.origin.get(plugins.KEY), self.path)
         for device in devices:
             resolve_device(device)
@@ -153,7 +154,7 @@ class Sweep:
             return self.write()
 
     def work(self, device: str, shown: Shown = QUIET) -> None:
-        """Runs one trial after the other, until none waits."""
+        """Runs one trial after another until none waits."""
         while True:
             with self.study.claim_trial(self.config.parameters, self.config.seed) as claimed:
                 if claimed is not None:
@@ -161,12 +162,12 @@ class Sweep:
             if claimed is not None:
                 shown.say(self._summarize_trial(claimed.number))
             elif self.study.wait_for_trials():
-                time.sleep(PAUSE)  # another process is about to take it, or to give it back
+                time.sleep(PAUSE)  # another process is claiming or requeueing it
             else:
                 return
 
     def _run_trial(self, claimed: ClaimedTrial, device: str, shown: Shown) -> None:
-        """Trains one trial, from the beginning or from where it was stopped. A failure is noted, and others go on."""
+        """Trains one trial, from the beginning or its last checkpoint; an error ends only this trial."""
         path = self.path / trial_folder(claimed.number)
         progress = shown.progress(path.name)
         try:
@@ -178,16 +179,16 @@ class Sweep:
         except (Interrupted, KeyboardInterrupt):
             self.study.requeue(claimed)
             raise
-        except Exception as error:  # whatever it is, others may be well
+        except Exception as error:  # any error, as other trials may succeed
             write_text(path / ERROR, traceback.format_exc())
             self.study.fail(claimed, f"{type(error).__name__}: {error}")
         else:
             seconds = next((row["seconds"] for row in reversed(run.metrics()) if "seconds" in row), None)
-            told = {"step": found.step, "train": found.train, "seconds": seconds, "host": socket.gethostname()}
-            self.study.finish(claimed, found.value, told)
+            details = {"step": found.step, "train": found.train, "seconds": seconds, "host": socket.gethostname()}
+            self.study.finish(claimed, found.value, details)
 
     def results(self) -> dict[str, Any]:
-        """Returns what came out so far: plain data, as the report and --json have it."""
+        """Returns the results so far as plain data, for the report and --json."""
         rows = self._rows()
         best = best_row(rows, self.config.maximize)
         results = {
@@ -205,12 +206,12 @@ class Sweep:
             "command": best and self.config.command(best["settings"]),
             "again": self.again,
         }
-        if best and (self.path / best["folder"]).is_dir():  # it may be on another machine
+        if best and (self.path / best["folder"]).is_dir():  # the run may be on another machine
             results["run"] = best["folder"]
         return results
 
     def page(self, results: Mapping[str, Any] | None = None) -> Page:
-        """Returns the report of what came out so far."""
+        """Returns the report of the results so far."""
         results = results or self.results()
         curves = {row["trial"]: self._curves(row["folder"]) for row in results["trials"]}
         learned = {
@@ -227,11 +228,11 @@ class Sweep:
         return results
 
     def _rows(self) -> list[dict[str, Any]]:
-        """Returns all trials as results.json has them."""
+        """Returns the rows of all trials in results.json."""
         return [trial_row(trial) for trial in self.study.trials()]
 
     def _curves(self, name: str) -> TrainAndDev:
-        """Returns the metric over the steps of a trial whose run is here."""
+        """Returns the curves of the metric of a trial whose run is on this machine."""
         return metric_curves(Run(self.path / name).metrics(), self.config.metric)
 
     def _summarize_trial(self, n: int) -> str:
@@ -239,7 +240,7 @@ class Sweep:
         return summarize_trial(n, self._rows(), self.config.metric, self.config.maximize)
 
     def _prepare_study(self) -> None:
-        """Makes the study with all its trials; one that is there must have been made for the same sweep."""
+        """Creates the study with all its trials; an existing one must belong to the same sweep."""
         with self.study.lock("study", wait=True):
             before, joined = self.study.create(self.config.maximize, self.config.as_dict())
             what = f"the study '{self.study.name}' in that storage is another sweep"
@@ -247,26 +248,26 @@ class Sweep:
             self.study.enqueue(self.config.planned_trials, joined)
 
     def _run_workers(self, devices: Sequence[str], workers: int, shown: Shown) -> None:
-        """Runs the trials in several processes, each with its share of the threads; one that has died is replaced."""
+        """Runs the trials in several processes, each with its share of the threads; those that died are replaced."""
         threads = max(1, torch.get_num_threads() // workers)
         files = sorted({*plugins.imported_paths(), *plugins.paths(self.config.mechanisms)})
-        told = {trial_number(trial) for trial in self.study.ended()}
+        printed = {trial_number(trial) for trial in self.study.ended()}
         before = None
         while waiting := self.study.wait_for_trials():
             after = [(trial.state, trial.user_attrs.get("died")) for trial in self.study.trials()]
-            if after == before:  # else workers that die at once would be started for ever
-                raise SweepError(f"workers end before any trial does; what one says: regard sweep {self.path}")
+            if after == before:  # else workers that die at once would be restarted forever
+                raise SweepError(f"workers stop before any trial ends; to see why: regard sweep {self.path}")
             before = after
             count = min(workers, waiting)
             arguments = [(str(self.path), files, devices[n % len(devices)], threads) for n in range(count)]
             for _ in _run_processes(arguments):
-                for n in sorted({trial_number(trial) for trial in self.study.ended()} - told):
-                    told.add(n)
+                for n in sorted({trial_number(trial) for trial in self.study.ended()} - printed):
+                    printed.add(n)
                     shown.say(self._summarize_trial(n))
 
 
 def _refuse_other_results(path: Path) -> None:
-    """Raises where a folder holds other results than a sweep's. A study without trials is what a killed start left."""
+    """Raises a RunError if a folder has other results than a sweep's; a study without trials is no result."""
     marks = [RESULTS, CONFIG]
     if any(path.glob("trial-*")):
         marks.append(TRIALS)
@@ -276,7 +277,7 @@ def _refuse_other_results(path: Path) -> None:
 
 
 def _write_config(path: Path, config: SweepConfig, origin: Mapping[str, Any]) -> None:
-    """Writes what was asked, and where the sweep was begun."""
+    """Writes the settings of a sweep and where it was started."""
     document = {"sweep": config.as_dict(), "here": dict(origin)}
     write_text(path / SWEEP_CONFIG, tomli_w.dumps(document, multiline_strings=False))
 
@@ -284,11 +285,11 @@ def _write_config(path: Path, config: SweepConfig, origin: Mapping[str, Any]) ->
 def _run_processes(arguments: Sequence[tuple[str, Sequence[str], str, int]]) -> Iterator[None]:
     """Starts a worker for each of the arguments, and yields every second while one is alive.
 
-    Workers are asked to save and stop where the caller leaves early.
+    If the caller leaves early, workers are asked to save and stop.
     """
     context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=_work_in_process, args=words) for words in arguments]
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C is for the one that started them
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited by the workers: the parent handles Ctrl-C
     try:
         for process in processes:
             process.start()
@@ -303,7 +304,7 @@ def _run_processes(arguments: Sequence[tuple[str, Sequence[str], str, int]]) -> 
             process.terminate()
         for process in started:
             process.join(GRACE)
-            while process.is_alive():  # the exception that a signal raises is lost where Python cannot pass one on
+            while process.is_alive():  # the signal's exception is lost if Python cannot raise it
                 process.terminate()
                 process.join(GRACE)
     if STOPPED in {process.exitcode for process in processes}:
@@ -311,7 +312,7 @@ def _run_processes(arguments: Sequence[tuple[str, Sequence[str], str, int]]) -> 
 
 
 def _work_in_process(path: str, files: Sequence[str], device: str, threads: int) -> None:
-    """Runs trials in a process of its own, which stops where it is asked to, and where its parent has ended.
+    """Runs trials in a worker process, which stops when it is asked to or when its parent has ended.
 
     `files` are the plugins of the parent.
     """
@@ -340,7 +341,7 @@ def _work_in_process(path: str, files: Sequence[str], device: str, threads: int)
 
 
 def _check_same(begun: Mapping[str, Any], asked: Mapping[str, Any], what: str, path: Path) -> None:
-    """Raises, and names the difference, where other settings are asked for than a sweep was begun with.
+    """Raises a SweepError that names the differences if the settings are not those of an existing sweep.
 
     The number of trials may differ: a search can be extended.
     """
@@ -348,5 +349,5 @@ def _check_same(begun: Mapping[str, Any], asked: Mapping[str, Any], what: str, p
     now = dict(flatten({**asked, "trials": 0}))
     differ = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     if differ:
-        told = "; ".join(f"{key} was {before.get(key)!r} and is now {now.get(key)!r}" for key in differ[:3])
-        raise SweepError(f"{what}: {told}. Choose another --out, or go on with what is there: regard sweep {path}")
+        shown = "; ".join(f"{key} was {before.get(key)!r} and is now {now.get(key)!r}" for key in differ[:3])
+        raise SweepError(f"{what}: {shown}. Choose another --out, or continue the existing one: regard sweep {path}")

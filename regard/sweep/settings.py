@@ -1,4 +1,4 @@
-"""The settings of a sweep: a recipe, changes of all trials, and what differs between them; checked beforehand."""
+"""The settings of a sweep, checked before it starts: a recipe, changes for all trials, and what they vary."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from regard.train.tasks.base import TASKS
 class SweepConfig(Section):
     """The settings of a sweep.
 
-    `base` is the recipe with its variant, as its file said when the sweep began; `fixed` are changes of all trials;
-    `grid` or `search` is what differs. A trial's value is the best `metric` of its run.
+    `base` is the recipe with its variant, as it was when the sweep started; `fixed` are changes for all trials; `grid`
+    or `search` are the varied settings. A trial's value is the best `metric` of its run.
     """
 
     place = "sweep"
@@ -47,12 +47,12 @@ class SweepConfig(Section):
 
     @cached_property
     def parameters(self) -> list[Parameter]:
-        """What differs between trials."""
+        """Returns the varied settings."""
         return parse_parameters(self.grid or self.search, ranges=not self.grid)[0]
 
     @property
     def planned_trials(self) -> list[dict[str, Any]]:
-        """The values of each trial as the study stores them; those of a search are drawn later."""
+        """Returns the values of each trial as the study stores them; {} for a search, which chooses them later."""
         if not self.grid:
             return [{}] * self.trials
         choices = [p for p in self.parameters if isinstance(p, Choices)]
@@ -61,13 +61,13 @@ class SweepConfig(Section):
 
     @cached_property
     def mechanisms(self) -> set[str]:
-        """The mechanisms that its trials have, as far as names can tell."""
+        """Returns the names of the mechanisms in the settings of its trials."""
         texts = [f"{p.key}={text}" for p in self.parameters if isinstance(p, Choices) for text in p.texts]
         tables = [self.base, recipes.parse(self.fixed), *(recipes.parse([text]) for text in texts)]
         return {name for table in tables for name in plugins.mechanism_names(table)}
 
     def command(self, values: Mapping[str, Any]) -> str:
-        """Returns what to type to train with these values of the study."""
+        """Returns the command that trains with these values of the study."""
         changes = [*self.fixed, *(f"{p.key}={p.text(values[p.key])}" for p in self.parameters)]
         words = [self.recipe, *changes]
         if self.variant:
@@ -87,7 +87,7 @@ def configure_sweep(
     maximize: bool | None = None,
     seed: int | None = None,
 ) -> SweepConfig:
-    """Returns the settings of a sweep, after every value is checked against the recipe."""
+    """Returns the settings of a sweep, after checking every value against the recipe."""
     stages = [name for name in recipes.recipe_names() if name.startswith(f"{recipe}/")]
     if recipe in EXPERIMENTS and stages and recipe not in recipes.recipe_names():
         raise ConfigError(f"{recipe} is an experiment of several trainings; sweep one of them: {', '.join(stages)}")
@@ -106,10 +106,10 @@ def configure_sweep(
     task = TASKS[plain.task]
     own_metric = plain.train.evaluation.metric or task.metric or "loss"
     metric = metric or own_metric
-    if "/" in metric and metric != own_metric:  # a run keeps the model that is best by what the sweep looks at
+    if "/" in metric and metric != own_metric:  # so that a run keeps the model that is best by the metric of the sweep
         fixed.append(f"train.evaluation.metric={metric}")
     if maximize is None:
-        # The task is not built, which would read its data: its class knows enough.
+        # An instance without __init__, which would read the data.
         maximize = task.__new__(task).more_is_better(metric)
     config = SweepConfig(
         recipe=recipe,
@@ -132,7 +132,7 @@ asked = configure_sweep  # its name in earlier versions
 
 
 def _check_kind(grid: Sequence[str], search: Sequence[str], trials: int | None) -> None:
-    """Raises unless there is either a grid, or a search with a number of trials."""
+    """Raises an OptionError unless there is either a grid, or a search with a number of trials."""
     if bool(grid) == bool(search):
         given = "neither --grid nor --search"
         if grid:
@@ -144,34 +144,34 @@ def _check_kind(grid: Sequence[str], search: Sequence[str], trials: int | None) 
     if grid and trials is not None:
         raise OptionError(f"--trials {trials}: a grid has as many trials as combinations")
     if search and trials is None:
-        raise OptionError("--search: say how many trials, e.g. --trials 20")
+        raise OptionError("--search needs a number of trials, e.g. --trials 20")
     if trials is not None and trials < 1:
-        raise OptionError(f"--trials {trials}: say how many trials, e.g. --trials 20")
+        raise OptionError(f"--trials {trials}: expected at least 1, e.g. --trials 20")
 
 
 def trial_recipe(config: SweepConfig, texts: Texts, root: Path) -> Recipe:
-    """Returns a trial's recipe, with files named from the folder that the sweep was begun in.
+    """Returns a trial's recipe, with relative paths joined to the folder in which the sweep was started.
 
-    Its checkpoints are removed when it has ended, unless train.saving.keep is asked for.
+    Its checkpoints are removed when it has ended, unless train.saving.keep is set.
     """
     changes = recipes.parse([*config.fixed, *(f"{key}={text}" for key, text in texts.items())])
     task = config.base.get("task")
     files: tuple[str, ...] = ()
     if isinstance(task, str) and task in TASKS:
         files = TASKS[task].files
-    # A trial that has ended keeps its model; checkpoints are to go on with, and may be three times as large.
+    # A trial that has ended keeps its model; checkpoints, three times as large, are only needed to continue.
     base = recipes.merge_tables(config.base, {"train": {"saving": {"keep": 0}}})
     tables = _join_root(base, files, root)
     return recipes.resolve(config.recipe, tables, _join_root(changes, files, root))
 
 
 def _join_root(tables: Mapping[str, Any], files: Sequence[str], root: Path) -> dict[str, Any]:
-    """Returns tables of a recipe whose paths, those of `data` under these keys and `train.init`, begin at a root."""
+    """Returns the tables of a recipe with `root` joined to its paths: those of `files` in `data`, and `train.init`."""
     joined = dict(tables)
     for section, names in {"data": files, "train": ("init",)}.items():
         table = joined.get(section, {})
         if not isinstance(table, Mapping):
-            continue  # a mistake that resolving the recipe tells of
+            continue  # an error that is raised when the recipe is resolved
         paths = {n: str(root / x) for n, x in table.items() if n in names and isinstance(x, str) and x}
         if paths:
             joined[section] = {**table, **paths}
@@ -179,7 +179,7 @@ def _join_root(tables: Mapping[str, Any], files: Sequence[str], root: Path) -> d
 
 
 def check_trainable(recipe: Recipe) -> None:
-    """Raises where a recipe cannot be trained, as far as can be told without reading data or taking memory."""
+    """Raises an error if a recipe cannot be trained, as far as that shows without reading data or taking memory."""
     paths = {f"data.{name}": getattr(recipe.data, name) for name in TASKS[recipe.task].files}
     for key, path in {**paths, "train.init": recipe.train.init}.items():
         if path and not check_path(path, ConfigError).exists():
@@ -189,7 +189,7 @@ def check_trainable(recipe: Recipe) -> None:
     cls, config = recipes.resolve_model(recipe.model)
     with torch.random.fork_rng([]), without_values():
         model: torch.nn.Module = torch.nn.Linear(1, 1)
-        # Others read files when they are built; for them a stand-in checks the optimiser.
+        # Other models read files when they are built; for them the optimiser is checked with a small module.
         if not cls.has_weights and not recipe.train.init:
             model = cls(config)
         build_optimizer(recipe.train.optimizer, model, recipe.train.lr)

@@ -1,4 +1,4 @@
-"""What a sweep varies: keys of a recipe with values to choose from (`64,128`) or a range (`1e-5..1e-3:log`)."""
+"""The space of a sweep: keys of a recipe with values to choose from (`64,128`) or a range (`1e-5..1e-3:log`)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from optuna.trial import Trial
 
 MOST = 10_000  # trials of a sweep
-FEW = 8  # whole numbers that are listed rather than a range
-DRAWN = 32  # combinations of a search that one of its values is tried in
+FEW = 8  # the most whole numbers of a range that are listed on an axis
+DRAWN = 32  # random combinations in which each value of a search is checked
 _NUMBER = r"[+-]?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?"  # as TOML has them
 _RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})(?::(log|{_NUMBER}))?")
 
-Texts = Mapping[str, str]  # a key and its value as it would be typed
+Texts = Mapping[str, str]  # values by key, as they would be typed
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Choices:
 
     @property
     def choices(self) -> list[Any]:
-        """The values as the study stores them: plain ones; a list or a table is stored as its text."""
+        """Returns the values as the study stores them: plain ones; a list or a table is stored as its text."""
         choices = []
         for text in self.texts:
             value = _parse_text(self.key, text)
@@ -46,7 +46,7 @@ class Choices:
 
     @property
     def axis_values(self) -> list[Any]:
-        """The values in the order of an axis: numbers rising, others as they were typed."""
+        """Returns the values in the order of an axis: numbers rising, others as they were typed."""
         if self.numeric:
             return sorted(self.choices)
         return self.choices
@@ -57,12 +57,12 @@ class Choices:
 
     @property
     def log(self) -> bool:
-        """Whether numbers are told apart by their ratios rather than by their differences."""
+        """Returns whether an axis of these values is logarithmic: positive numbers that differ at least fourfold."""
         return self.numeric and min(self.choices) > 0 and max(self.choices) >= 4 * min(self.choices)
 
     @property
     def probes(self) -> tuple[str, ...]:
-        """The values that are checked before a sweep begins: all of them."""
+        """Returns the values that are checked before a sweep starts: all of them."""
         return self.texts
 
     def suggest(self, trial: Trial) -> str:
@@ -80,7 +80,7 @@ class Choices:
 
 @dataclass(frozen=True)
 class Range:
-    """A key with numbers from `low` to `high`, both included, in steps or by their logarithm; whole ones where both
+    """A key with numbers from `low` to `high`, both included, in steps or on a logarithmic scale; whole numbers if both
     ends are."""
 
     key: str
@@ -91,7 +91,7 @@ class Range:
 
     @property
     def axis_values(self) -> list[Any]:
-        """All values, where they are few whole numbers; otherwise none."""
+        """Returns all values if they are few whole numbers; otherwise []."""
         if not self.whole or self.log:
             return []
         values = list(range(int(self.low), int(self.high) + 1, int(self.step or 1)))
@@ -105,7 +105,7 @@ class Range:
 
     @property
     def probes(self) -> tuple[str, ...]:
-        """The values that are checked before a sweep begins: both ends."""
+        """Returns the values that are checked before a sweep starts: both ends."""
         return repr(self.low), repr(self.high)
 
     def suggest(self, trial: Trial) -> str:
@@ -137,9 +137,9 @@ Parameter = Choices | Range
 
 
 def parse_parameters(pairs: Sequence[str], ranges: bool, recipe: str = "") -> tuple[list[Parameter], list[str]]:
-    """Returns `key=value,value` as parameters, and the pairs with a single value, which are nothing but changes.
+    """Returns `key=value,value` as parameters, and the pairs with a single value, which vary nothing.
 
-    `ranges`: whether ranges are allowed, as in a search. `recipe`: whose keys an error names.
+    `ranges`: whether ranges are allowed, as in a search. `recipe`: the recipe whose keys errors suggest.
     """
     parameters: list[Parameter] = []
     single: list[str] = []
@@ -167,7 +167,7 @@ def parse_parameters(pairs: Sequence[str], ranges: bool, recipe: str = "") -> tu
 
 
 def _parse_choices(pair: str, key: str, texts: Sequence[str]) -> Choices:
-    """Returns the choices of a key; an error where two texts mean the same value."""
+    """Returns the choices of a key; raises a ConfigError if two texts have the same value."""
     choices = Choices(key, tuple(texts))
     values = choices.choices
     for n, text in enumerate(texts):
@@ -203,7 +203,7 @@ def _parse_range(pair: str, key: str, low: str, high: str, how: str | None) -> R
 
 
 def _parse_text(key: str, text: str) -> Any:
-    """Returns a value as a recipe reads it."""
+    """Returns the value of a text, as it is read for this key of a recipe."""
     value: Any = parse([f"{key}={text}"])
     for part in key.split("."):
         value = value[part]
@@ -211,7 +211,7 @@ def _parse_text(key: str, text: str) -> Any:
 
 
 def split_values(text: str) -> list[str]:
-    """Returns the parts between commas that stand in no bracket and in no quotes."""
+    """Returns the parts between commas, except commas in brackets or quotes."""
     parts = [""]
     depth = 0
     quote = ""
@@ -242,8 +242,8 @@ def combinations(parameters: Sequence[Choices]) -> list[dict[str, str]]:
 
 
 def check_values(parameters: Sequence[Parameter], grid: bool, attempt: Callable[[Texts], object]) -> None:
-    """Raises where a value can be in no trial at all: each is attempted in every combination of a grid, and in some
-    of a search, until one is possible."""
+    """Raises a ConfigError if a value is possible in no trial: each is passed to `attempt` in every combination of a
+    grid, or in some random ones of a search, until one raises no error."""
     for parameter in parameters:
         others = [p for p in parameters if p is not parameter]
         for text in parameter.probes:
@@ -253,7 +253,7 @@ def check_values(parameters: Sequence[Parameter], grid: bool, attempt: Callable[
 
 
 def _first_error(attempt: Callable[[Texts], object], settings: Sequence[Texts]) -> RegardError | None:
-    """Returns the first error where every attempt fails; None as soon as one does not."""
+    """Returns the first error if every attempt fails; None as soon as one does not."""
     first: RegardError | None = None
     for texts in settings:
         try:
@@ -266,7 +266,7 @@ def _first_error(attempt: Callable[[Texts], object], settings: Sequence[Texts]) 
 
 
 def _settings_of(parameters: Sequence[Parameter], grid: bool) -> list[dict[str, str]]:
-    """Returns all settings of a grid's parameters, or some that are drawn for a search."""
+    """Returns all settings of a grid's parameters, or DRAWN random ones of a search's."""
     if grid:
         return combinations([p for p in parameters if isinstance(p, Choices)])
     if not parameters:

@@ -1,9 +1,9 @@
-"""The trials of a sweep in an Optuna storage: who takes which, whose process has died, and what came out.
+"""The trials of a sweep in an Optuna storage: claiming them, finding dead ones, and storing results.
 
-All trials are enqueued beforehand. To claim one, a process locks a file of its own folder and then marks the trial as
-running. A lock is the system's: it ends with its process, however that ends, so a trial that runs without a lock was
-left behind, and waits again. Trials on other machines, which have other folders, write signs of life; one that has
-written none for long, by the clock of the process that waits for it, was left behind.
+All trials are enqueued first. To claim one, a process locks a file in the sweep's folder and then marks the trial as
+running. The system ends a lock with its process, however that ends; so a running trial without a lock is dead, and is
+requeued. Trials on other machines, which have other folders, write heartbeats; one that has written none for long, by
+the clock of the process that waits for it, is dead.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from optuna.storages import RDBStorage
     from optuna.trial import FrozenTrial, Trial
 
-HEARTBEAT = 30.0  # seconds between signs of life
-TIMEOUT = 300.0  # seconds without one, until a trial of another machine is given up
+HEARTBEAT = 30.0  # seconds between heartbeats
+TIMEOUT = 300.0  # seconds without a heartbeat after which a trial of another machine is dead
 MAX_DEATHS = 3  # times that a trial's process may die without a new checkpoint
 LOCKS = ".locks"
 
 
-Sign = tuple[Any, Any]  # of life: the folder that a trial is in, and what that one wrote last
+Sign = tuple[Any, Any]  # a heartbeat: the id of the folder that runs a trial, and the time that it wrote last
 
 
 class SweepError(RegardError, RuntimeError):
-    """A sweep that cannot begin or go on."""
+    """A sweep that cannot start or continue."""
 
 
 class ClaimedTrial(NamedTuple):
-    """A trial that this process holds, its number in the sweep, and its values as they would be typed."""
+    """A trial that this process has claimed, its number in the sweep, and its values as they would be typed."""
 
     trial: Trial
     number: int
@@ -50,17 +50,17 @@ class ClaimedTrial(NamedTuple):
 
 
 def trial_number(trial: FrozenTrial | Trial) -> int:
-    """Returns the number of a trial in its sweep: its own, or that of the failed one that it is a retry of."""
+    """Returns the number of a trial in its sweep: its own, or that of the failed trial that it retries."""
     return int(trial.user_attrs.get("again", trial.number))
 
 
 def trial_values(trial: FrozenTrial) -> dict[str, Any]:
-    """Returns a trial's values, also before it was claimed, where they are known then."""
+    """Returns a trial's values; before it is claimed, those that it was enqueued with."""
     return dict(trial.params or trial.system_attrs.get("fixed_params", {}))
 
 
 def sign_of_life(trial: FrozenTrial) -> Sign:
-    """Returns what the process that holds a trial of another machine wrote last; it writes something new each time."""
+    """Returns the last heartbeat of a trial on another machine; each one differs from the one before."""
     return trial.user_attrs.get("at"), trial.user_attrs.get("seen")
 
 
@@ -70,19 +70,18 @@ def trial_folder(number: int) -> str:
 
 
 class Study:
-    """One sweep's trials. `at` tells this folder's trials from those of other machines; None where there are none."""
+    """The trials of one sweep. `at` marks this folder's trials in a storage that machines share; else None."""
 
     def __init__(self, url: str, name: str, path: Path, at: str | None) -> None:
         self.storage = _open_storage(url)
         self.name = name
         self.path = path
         self.at = at
-        # Of each trial of another machine, its last sign of life, and when this process first saw that one.
+        # For each trial on another machine: its last heartbeat, and when this process first saw that one.
         self._signs: dict[int, tuple[Sign, float]] = {}
 
     def create(self, maximize: bool, settings: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
-        """Makes the study, or joins one that is there; returns the settings that it was made with, and whether it was
-        there."""
+        """Creates the study, or joins an existing one; returns the settings it was created with, and if it existed."""
         import optuna
 
         direction = optuna.study.StudyDirection.MINIMIZE
@@ -93,7 +92,7 @@ class Study:
             optuna.create_study(storage=self.storage, study_name=self.name, direction=direction)
         except optuna.exceptions.DuplicatedStudyError:
             joined = True
-            if self.at is not None:  # another machine that made it writes its settings a moment later
+            if self.at is not None:  # the machine that created it may not have written its settings yet
                 self._wait_for(lambda: int("sweep" in self.optuna.user_attrs), 1)
         if "sweep" not in self.optuna.user_attrs:
             self.optuna.set_user_attr("sweep", dict(settings))
@@ -101,7 +100,7 @@ class Study:
 
     @cached_property
     def optuna(self) -> Any:
-        """Optuna's own study."""
+        """Returns Optuna's study."""
         import optuna
 
         try:
@@ -110,12 +109,12 @@ class Study:
             raise SweepError(f"{self.path}: its storage has no study '{self.name}'; was it removed?") from None
 
     def trials(self) -> list[FrozenTrial]:
-        """Returns the trials by their numbers; of one that was retried, the latest."""
+        """Returns the trials in the order of their numbers; of a retried one, only the latest try."""
         with self.storage_errors():
             try:
                 found = self.optuna.get_trials(deepcopy=False)
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-                # Its dates and numbers are texts, which Optuna trusts.
+                # Optuna parses dates and numbers of the storage without checking them.
                 raise SweepError(
                     f"the storage of {self.path} is damaged ({type(error).__name__}: {quote(error)}); put back a copy "
                     "of it, or begin the sweep in another folder"
@@ -128,14 +127,14 @@ class Study:
         return [trial for trial in self.trials() if trial.state.is_finished()]
 
     def waiting(self) -> int:
-        """Returns how many trials wait to be claimed, with those whose process has died."""
+        """Returns how many trials wait to be claimed, after requeueing dead ones."""
         self._requeue_dead()
         return sum(trial.state.name == "WAITING" for trial in self.trials())
 
     def wait_for_trials(self) -> int:
-        """Returns how many trials wait to be claimed; 0 where all have ended, or run elsewhere for certain.
+        """Returns how many trials wait to be claimed; 0 if all have ended, or certainly run elsewhere.
 
-        Where none waits and another machine should be at one, its next sign of life is waited for: it may have died.
+        If none waits, but one is marked as running on another machine, its next heartbeat is awaited: it may be dead.
         """
         from optuna.trial import TrialState
 
@@ -164,9 +163,9 @@ class Study:
             ) from error
 
     def enqueue(self, fixed: Sequence[Mapping[str, Any]], joined: bool) -> None:
-        """Enqueues a trial for each of these values ({}: it draws its own), but for those that are there.
+        """Enqueues a trial for each of these values ({}: chosen by the search), except those that exist already.
 
-        `joined`: another machine may have begun it, and may be enqueuing still.
+        `joined`: another machine may have created the study, and may still be enqueuing.
         """
         if joined and self.at is not None:
             self._wait_for(lambda: len(self.trials()), len(fixed))
@@ -174,7 +173,7 @@ class Study:
             self.optuna.enqueue_trial(dict(values))
 
     def retry_failed(self) -> int:
-        """Enqueues trials that failed once more, and returns how many."""
+        """Enqueues all failed trials again, and returns how many they are."""
         from optuna.trial import TrialState
 
         failed = [trial for trial in self.trials() if trial.state is TrialState.FAIL]
@@ -184,7 +183,7 @@ class Study:
 
     @contextlib.contextmanager
     def claim_trial(self, parameters: Sequence[Parameter], seed: int) -> Iterator[ClaimedTrial | None]:
-        """Yields a trial that waited, which this process holds in the meantime; None where none waits."""
+        """Yields a waiting trial, claimed by this process while the block runs; None if none waits."""
         import optuna
         from optuna.trial import TrialState
 
@@ -201,12 +200,12 @@ class Study:
         yield None
 
     def _suggest(self, trial: Trial, parameters: Sequence[Parameter], seed: int) -> dict[str, str]:
-        """Returns the values of a trial: those that it was enqueued with, or what the search draws."""
+        """Returns the values of a trial: those that it was enqueued with, or those that the search chooses."""
         import optuna
 
         texts = {}
         for parameter in parameters:
-            # A draw depends on what was found before and on nothing else: not on who draws, nor on how often it was
+            # A choice depends on earlier results alone, not on the process that makes it, nor on how often it was
             # stopped.
             own_seed = derive(seed, "sweep", trial.number, parameter.key) % (1 << 32)
             self.optuna.sampler = optuna.samplers.TPESampler(seed=own_seed, constant_liar=True)
@@ -214,7 +213,7 @@ class Study:
         return texts
 
     def finish(self, claimed: ClaimedTrial, value: float, details: Mapping[str, Any]) -> None:
-        """Marks a trial as finished with this value, and stores what else there is to know."""
+        """Marks a trial as finished with this value, and stores the details."""
         claimed.trial.set_user_attr("found", dict(details))
         self.optuna.tell(claimed.trial, value, skip_if_finished=True)
 
@@ -226,24 +225,24 @@ class Study:
         self.optuna.tell(claimed.trial, state=TrialState.FAIL, skip_if_finished=True)
 
     def requeue(self, claimed: ClaimedTrial) -> None:
-        """Lets a trial that was stopped wait for someone to go on with it."""
+        """Marks a trial that was stopped as waiting, so that it can be claimed again."""
         from optuna.trial import TrialState
 
         self._set_state(claimed.trial, TrialState.WAITING)
 
     def _set_state(self, trial: FrozenTrial | Trial, state: Any) -> bool:
-        """Sets the state of a trial, and returns whether it could: not where another process was first."""
+        """Sets the state of a trial; returns False if another process was first."""
         from optuna.exceptions import UpdateFinishedTrialError
 
         try:
-            # A sign of life comes first: with that of an earlier holder, a trial would look dead from the beginning.
+            # A heartbeat comes first: with the last one of an earlier process, the trial would look dead at once.
             self._give_sign(trial)
             return bool(self.storage.set_trial_state_values(trial._trial_id, state))
         except UpdateFinishedTrialError:
             return False
 
     def _requeue_dead(self) -> None:
-        """Lets trials wait again whose process has died; one that kills its process each time has failed."""
+        """Requeues trials whose process has died; one whose process has died too often fails."""
         from optuna.trial import TrialState
 
         for trial in self.optuna.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
@@ -252,21 +251,20 @@ class Study:
                     self._set_state(trial, TrialState.WAITING)
                 continue
             with self.lock(trial_folder(trial_number(trial))) as locked:
-                # Read again: it may have ended between the list and the lock.
+                # Read again, as it may have ended before the lock was taken.
                 trial = self.storage.get_trial(trial._trial_id)
                 if locked and trial.state is TrialState.RUNNING:
                     self._note_death(trial)
 
     def _give_sign(self, trial: FrozenTrial | Trial) -> None:
-        """Writes a sign of life for other machines: anything new, which the time is."""
+        """Writes a heartbeat for other machines: the time, which is new each time."""
         if self.at is not None:
             self.storage.set_trial_user_attr(trial._trial_id, "seen", time.time())
 
     def _silence(self, trial: FrozenTrial) -> float:
-        """Returns the seconds since a trial of another machine last gave a sign of life, by this process's own clock.
+        """Returns the seconds since the last heartbeat of a trial on another machine, by this process's own clock.
 
-        What other machines write is compared with what they wrote before and with nothing else: their clocks may be
-        wrong.
+        Heartbeats are only compared with earlier ones of the same trial, as clocks of other machines may be wrong.
         """
         sign = sign_of_life(trial)
         now = time.monotonic()
@@ -277,7 +275,7 @@ class Study:
         return now - since
 
     def _note_death(self, trial: FrozenTrial) -> None:
-        """Counts the deaths of a trial's process since its last new checkpoint, and lets it wait or fail."""
+        """Counts the deaths of a trial's process since its last new checkpoint, and requeues or fails the trial."""
         from optuna.trial import TrialState
 
         step = max(checkpoint.steps(self.path / trial_folder(trial_number(trial)) / CHECKPOINTS), default=0)
@@ -295,7 +293,7 @@ class Study:
 
     @staticmethod
     def _wait_for(count: Callable[[], int], wanted: int) -> None:
-        """Waits while another machine writes, until nothing has come for a while."""
+        """Waits until `count()` reaches `wanted`, or has not grown for HEARTBEAT seconds."""
         last = count()
         since = time.monotonic()
         while last < wanted and time.monotonic() - since < HEARTBEAT:
@@ -307,18 +305,18 @@ class Study:
 
     @contextlib.contextmanager
     def lock(self, name: str, wait: bool = False) -> Iterator[bool]:
-        """Yields whether this process alone holds a name in the meantime."""
+        """Yields whether this process alone has the lock of a name while the block runs."""
         path = self.path / LOCKS / name
         path.parent.mkdir(exist_ok=True)
         with lock_file(path, wait) as state:
             if state is LockState.UNSUPPORTED:
-                # Without locks a trial whose process lives could not be told from one whose process has died.
+                # Without locks, running and dead trials could not be distinguished.
                 raise SweepError(f"{path} cannot be locked; choose an --out on another disk")
             yield state is LockState.OURS
 
     @contextlib.contextmanager
     def _heartbeat(self, trial: Trial) -> Iterator[None]:
-        """Writes signs of life for other machines in the meantime."""
+        """Writes heartbeats for other machines while the block runs."""
         from optuna.exceptions import UpdateFinishedTrialError
 
         if self.at is None:
@@ -334,7 +332,7 @@ class Study:
                 except UpdateFinishedTrialError:
                     return
                 except Exception as error:
-                    warnings.warn(f"the storage does not answer, the trial goes on: {error}", stacklevel=2)
+                    warnings.warn(f"the storage does not answer; the trial continues: {error}", stacklevel=2)
 
         thread = threading.Thread(target=beat, daemon=True)
         thread.start()
@@ -346,7 +344,7 @@ class Study:
 
 
 def _open_storage(url: str) -> RDBStorage:
-    """Opens a storage by its URL. Only databases: what Optuna keeps elsewhere is in part pickled."""
+    """Returns the storage of a URL, which must be a database: Optuna's other storages use pickle in part."""
     import optuna
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -358,7 +356,7 @@ def _open_storage(url: str) -> RDBStorage:
     try:
         return optuna.storages.RDBStorage(url, engine_kwargs=options)
     except ImportError as error:
-        raise ExtraMissingError(f"--storage {shown}: {error}. Install what speaks to that database") from None
+        raise ExtraMissingError(f"--storage {shown}: {error}. Install the Python driver of that database") from None
     except (SQLAlchemyError, ValueError, RuntimeError) as error:
         said = quote(str(error).partition("\n")[0], marks=False)
         raise SweepError(

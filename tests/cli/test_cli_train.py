@@ -168,7 +168,7 @@ MISTAKES = {
     ("train", "lm", "data.text=a.txt", "train.init=none"): "none is no folder",
     ("train", "mine.toml"): "mine.toml cannot be read",
     ("train", "--resume", "none"): "none is no run",
-    ("train", "--resume", "none", "--seed", "0"): "nothing beside it",
+    ("train", "--resume", "none", "--seed", "0"): "leave out all others",
     ("run", "knowlege"): "Did you mean 'knowledge'?",
     ("run", "knowledge", "train.lrr=1"): "Did you mean 'lr'?",
     ("run", "--resume", "none"): "none is no experiment",
@@ -197,7 +197,7 @@ def test_asking_a_model_that_never_learned_to_answer(regard_):
     regard_(*LM, "--out", "r")
     write_lines("q.tsv", ["Where was A born?\tElm"])
     code, _, err = regard_("evaluate", "r", "--data", "q.tsv")
-    assert code == 2 and "never learned to answer" in err
+    assert code == 2 and "was not trained to answer" in err
 
 
 @pytest.mark.filterwarnings("default")

@@ -365,17 +365,17 @@ def test_the_command(lm, tmp_path):
 @pytest.mark.parametrize(
     "words, told",
     [
-        ((), "which model"),
+        ((), "expected a model"),
         (("LM", "--kv-heads", "3"), "expected one of 1, 2"),
         (("LM", "--kv-heads", "1", "model.width=3"), "no such section or stage"),
         (("LM", "--kv-heads", "1", "uptrain.lr=3"), "expected uptrain.train and a key of it"),
         (("LM", "--mechanism", "elu", "--layers", "a"), "expected numbers of layers"),
         (("LM", "--kv-heads", "1", "--steps", "-1"), "expected 0 or more"),
         (("LM", "--kv-heads", "1", "--out", "LM"), "holds runs already|holds results already"),
-        (("BARE", "--kv-heads", "1"), "does not say what the model has read"),
-        (("BARE", "--kv-heads", "1", "--text", "none.txt", "--uptrain", "0.1"), "No run says how long"),
+        (("BARE", "--kv-heads", "1"), "does not say what the model was trained on"),
+        (("BARE", "--kv-heads", "1", "--text", "none.txt", "--uptrain", "0.1"), "a share needs a model with a run"),
         (("--resume", "nowhere"), "is no conversion"),
-        (("LM", "--resume", "nowhere"), "nothing beside it"),
+        (("LM", "--resume", "nowhere"), "leave out all others"),
     ],
 )
 def test_bad_input_is_told(lm, tmp_path, monkeypatch, words, told):

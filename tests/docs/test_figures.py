@@ -82,7 +82,7 @@ def test_the_speeds_in_the_readme_and_in_the_table_name_their_results():
     [
         ("kernels", "masks-cpu-2026-11-19"),
         ("kernels", "masks-h200-2026-11-18"),
-        ("knowledge", "knowledge-cpu-2026-11-19"),
+        ("knowledge", "knowledge-cpu-2026-11-20"),
         ("knowledge", "knowledge-h200-2026-11-15"),
         ("recall", "recall-cpu-2026-11-19"),
         ("sentiment", "sentiment-h200-2026-11-15"),

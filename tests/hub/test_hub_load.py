@@ -783,3 +783,8 @@ def test_the_commands(tmp_path: Path) -> None:
     }.items():
         error = regard(*asked).exception
         assert isinstance(error, RegardError) and said in str(error)
+
+
+def test_a_name_of_random_weights_is_told_what_builds_them():
+    with pytest.raises(HubError, match=r"untrained\('llama@tiny'\)"):
+        hub.load("random:llama@tiny")

@@ -293,3 +293,12 @@ def test_the_page_shows_times_floors_and_what_is_missing(found: dict[str, Any], 
         assert said in page
     picture([RaceResults.from_dict(found)] * 2, tmp_path / "two.svg")
     assert "softmax" in (tmp_path / "two.svg").read_text()
+
+
+def test_a_size_of_no_memory_tells_nothing_of_the_next() -> None:
+    """A run may take no memory above its inputs at one size and some at the other."""
+    row = RaceRow("mine", None, False, "forward", 64, 1, (1e-3, 1e-3, 1e-3), repeats=3, peak=4096)
+    rows = [row, replace(row, N=128, peak=0)]
+    size = Race(**SMALL).size(256, "forward")
+    assert bench._extrapolate(rows, size, lambda row: row.peak or 0, 4.0) == 0
+    assert bench._extrapolate([replace(row, peak=0), replace(row, N=128)], size, lambda row: row.peak or 0, 4.0) > 0

@@ -94,7 +94,7 @@ def test_a_pattern_is_repeated_to_depth() -> None:
         built(attention=PARTS | {"by_mechanism": {"softmax": {"convoluton": {}}}})
     with pytest.raises(ConfigError, match="expected a section of keys"):
         built(attention=PARTS | {"by_mechanism": {"softmax": 4}})
-    with pytest.raises(ConfigError, match="say positions = false"):
+    with pytest.raises(ConfigError, match="set positions = false"):
         built(**HYBRID | {"attention": {"heads": 3, "by_mechanism": {"softmax": {"heads": 2}}}})
 
 

@@ -223,7 +223,7 @@ def test_a_value_is_refused_where_no_combination_can_be_and_only_there():
         "--grid data.text=a.txt,b.txt": "there is no such file",
         "train.lr=1 --grid train.lr=1,2": "train.lr is varied and also set",
         "--grid train.lr=1e-3": "nothing is varied",
-        "--search train.lr=1e-4..1e-2": "say how many trials",
+        "--search train.lr=1e-4..1e-2": "needs a number of trials",
         "--grid train.lr=1,2 --trials 3": "a grid has as many trials as combinations",
         "--grid train.lr=1,2 --search train.lr=1,2": "both --grid and --search",
         "--trials 2 --search train.clip=-1..4": "train.clip=-1: train.clip = -1: expected 0 or more",
@@ -361,7 +361,7 @@ def test_the_same_command_goes_on_and_another_is_told_the_difference(regard_, mo
     code, _, err = regard_("sweep", "lm", *TINY, "--grid", "train.lr=1e-3,1e-1", GRID[1], "--out", "s")
     assert code == 2 and "train.lr=1e-3,1e-2" in err and "train.lr=1e-3,1e-1" in err and "regard sweep s" in err, err
     code, _, err = regard_("sweep", "s", "--seed", 3)
-    assert code == 2 and "begun with" in err
+    assert code == 2 and "was started with" in err
     code, _, err = regard_("sweep", "s", "--trials", 9)
     assert code == 2 and "is a grid" in err
     Path("other").mkdir()
@@ -805,7 +805,7 @@ def test_lines_cross_each_axis_at_their_values():
 def test_the_page_of_a_sweep_without_a_good_end():
     failed = results(1)["trials"][0] | {"state": "failed", "value": None, "error": "loss is nan"}
     page = sweep_page(results(trials=[failed], counts={"failed": 1}, best=None, command=None)).html()
-    assert "No trial has ended well yet" in page and "loss is nan" in page
+    assert "No trial has finished yet" in page and "loss is nan" in page
     nothing = sweep_page(results(0, counts={"waiting": 4}, best=None, command=None)).html()
     assert "Waiting: 4" in nothing
 

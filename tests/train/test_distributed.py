@@ -217,7 +217,7 @@ def test_other_commands_are_for_one_process():
     words = [sys.executable, "-m", "regard", "mechanisms"]
     done = subprocess.run(words, env=ALONE | {"RANK": "1", "WORLD_SIZE": "2"}, capture_output=True, text=True)
     assert done.returncode == 2
-    assert "process 1: `regard mechanisms` is for one process, torchrun started 2" in done.stderr
+    assert "process 1: `regard mechanisms` runs in one process, but torchrun started 2" in done.stderr
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])

@@ -1,1 +1,1 @@
-"""The Python behind the shipped specs, one file a spec: cases, references, slips and properties by name."""
+"""The Python of regard's own specs, a file for each: functions for cases, references, slips and properties."""

@@ -1,4 +1,5 @@
-"""Argmax attention over q [B,T,K], k [B,S,K], v [B,S,V]: each query copies the value of the key that fits it best."""
+"""Argmax attention over q [B,T,K], k [B,S,K], v [B,S,V]: each query copies the value of the key with the largest
+q·k."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def causal(draw: Draw) -> Iterator[GradeCase]:
 
 
 def ties(draw: Draw) -> Iterator[GradeCase]:
-    """Yields cases in which several keys fit equally well."""
+    """Yields cases in which several keys have the same score."""
     k = draw.normal(2, 3, 4).repeat(1, 2, 1)
     yield GradeCase((draw.normal(2, 5, 4), k, draw.normal(2, 6, 3), False), words="every key occurs twice")
 
@@ -47,7 +48,7 @@ def _pick(best: Tensor, v: Tensor) -> Tensor:
 
 
 def argmax_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """Returns the value of each query's best key, the first of several, [B,T,V]."""
+    """Returns the value of each query's best key, the first of equal ones, [B,T,V]."""
     return _pick(_scores(q, k, causal).argmax(-1), v)
 
 
@@ -81,14 +82,14 @@ def hidden_by_zero(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 
 
 def over_queries(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """Returns what an argmax along the queries gives: each key chooses a query."""
+    """Returns the output for an argmax along the queries, in which each key chooses a query."""
     scores = _scores(q, k, causal)
     chosen = one_hot(scores.argmax(-2), q.shape[-2]).mT.to(v.dtype)
     return chosen @ v
 
 
 def over_queries_by_number(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """Returns what an argmax along the queries gives where its numbers are used as those of keys, [B,S,V]."""
+    """Returns the output [B,S,V] for an argmax along the queries whose indices are used as those of keys."""
     numbers = _scores(q, k, causal).argmax(-2)
     return v.gather(1, numbers[..., None].expand(-1, -1, v.shape[-1]))
 
@@ -160,12 +161,12 @@ def first_column(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 
 
 def more_than_half(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """Returns the values of keys that softmax gives more than half of the weight; nothing where none has it."""
+    """Returns the value of a key to which softmax gives more than half of the weight; zeros if there is none."""
     return (_scores(q, k, causal).softmax(-1) > 0.5).to(v.dtype) @ v
 
 
 def one_for_all(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """Returns for every query the value of the key that some query fits best."""
+    """Returns for every query the value of one key, that with the largest score of any query."""
     best = _scores(q, k, causal).amax(-2).argmax(-1)
     return v[torch.arange(len(v)), best][:, None].expand(-1, q.shape[-2], -1)
 
@@ -175,20 +176,20 @@ def first_batch(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 
 
 def one_later(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """Returns argmax attention whose queries see one key behind themselves."""
+    """Returns argmax attention in which a query also sees the next key."""
     assert causal
     T = q.shape[-2]
     return _pick((q @ k.mT).masked_fill(~torch.ones(T, T, dtype=torch.bool).tril(1), float("-inf")).argmax(-1), v)
 
 
 def masked_after(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """Returns nothing for queries whose best key is a later one."""
+    """Returns argmax attention with zeros for queries whose best key is a later one."""
     assert causal
     return one_hot((q @ k.mT).argmax(-1), k.shape[-2]).to(v.dtype).tril() @ v
 
 
 def long_queries_do_not_matter(f: Function, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Any:
-    """Returns what is wrong where a query ten times as long gets another output: the best key stays the best."""
+    """Returns what is wrong if ten times the query has another output: its best key is the same."""
     if torch.allclose(f(q, k, v, causal), f(10 * q, k, v, causal), atol=1e-5):
         return None
     return "a query ten times as long gets another output, though the best key is the same"

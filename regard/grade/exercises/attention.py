@@ -36,7 +36,7 @@ def causal(draw: Draw) -> Iterator[GradeCase]:
 
 
 def padded(draw: Draw) -> Iterator[GradeCase]:
-    """Yields cases in which hidden keys and values are huge, as rubbish in padding may be."""
+    """Yields cases in which hidden keys and values are huge, as values in padding may be."""
     q, k, v = draw.normal(2, 5, 3), draw.normal(2, 7, 3), draw.normal(2, 7, 2)
     mask = torch.ones(2, 5, 7, dtype=torch.bool)
     for row, length in enumerate((4, 6)):
@@ -198,13 +198,13 @@ def unit_vectors_scaled(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = N
 
 
 def always_causal(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Returns attention that hides later keys where no mask is given."""
+    """Returns attention that is causal if no mask is given."""
     assert mask is None
     return attention(q, k, v, causal_mask(max(q.shape[-2], k.shape[-2]))[: q.shape[-2], : k.shape[-2]])
 
 
 def large_scores(f: Function, q: Tensor, k: Tensor, v: Tensor) -> Any:
-    """Returns the slip of exponentials that overflow, where large scores give NaN."""
+    """Returns what is wrong with large scores: the slip "overflow" if they give NaN."""
     out = f(q, k, v)
     if not bool(torch.isfinite(out).all()):
         return "overflow"
@@ -214,7 +214,7 @@ def large_scores(f: Function, q: Tensor, k: Tensor, v: Tensor) -> Any:
 
 
 def inputs_kept(f: Function, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Any:
-    """Returns the slip of a function that changes what it is given."""
+    """Returns the slip of a function that changes its arguments; None if it does not."""
     given = [x.clone() for x in (q, k, v, mask)]
     f(*given)
     if all(torch.equal(a, b) for a, b in zip(given, (q, k, v, mask), strict=True)):

@@ -57,7 +57,7 @@ def _search(
     compete: bool = False,
     enough: bool = False,
 ) -> list[int]:
-    """Returns the best list of tokens; the keywords make the slips."""
+    """Returns the best list of tokens; the keyword arguments turn the search into one of the slips."""
     alive: list[Hypothesis] = [([], 0.0)]
     finished: list[Hypothesis] = []
     for _ in range(max_length):
@@ -141,7 +141,7 @@ def other_penalty(step: Step, beams: int, max_length: int, stop: int, alpha: flo
 
 
 def worst_kept(step: Step, beams: int, max_length: int, stop: int, alpha: float) -> list[int]:
-    """Returns what a search finds that sorts upwards, so that the least likely lists stay."""
+    """Returns the result of a search that sorts in rising order, so that the least likely lists stay."""
 
     def turned(tokens: list[int]) -> Tensor:
         return -step(tokens)
@@ -162,7 +162,7 @@ def stops_when_enough(step: Step, beams: int, max_length: int, stop: int, alpha:
 
 
 def stops_when_enough_with_others(step: Step, beams: int, max_length: int, stop: int, alpha: float) -> list[int]:
-    """Returns what a search finds that ends early, and compares the lists that would have gone on, too."""
+    """Returns the result of a search that ends early, and compares unfinished lists, too."""
     return _search(step, beams, max_length, stop, _by_length(alpha), enough=True)
 
 
@@ -190,7 +190,7 @@ def goes_on_after_stop(step: Step, beams: int, max_length: int, stop: int, alpha
 
 
 def last_token_only(step: Step, beams: int, max_length: int, stop: int, alpha: float) -> list[int]:
-    """Returns what a search finds that gives `step` the last token in place of the whole list."""
+    """Returns the result of a search that calls `step` with the last token instead of the whole list."""
     return _search(lambda tokens: step(tokens[-1:]), beams, max_length, stop, _by_length(alpha))
 
 
@@ -228,7 +228,7 @@ def _describe_other(result: Any) -> Any:
 
 
 def finds_better(f: Function, step: Step, beams: int, max_length: int, stop: int, alpha: float) -> Any:
-    """Returns what is wrong where very many beams, with which the search is exhaustive, miss the best list."""
+    """Returns what is wrong if a search with so many beams that it is exhaustive misses the best list."""
     want = _search(step, VOCABULARY**4, 4, stop, _by_length(alpha))
     got = f(step, VOCABULARY**4, 4, stop, alpha)
     if isinstance(got, Tensor):
@@ -240,7 +240,7 @@ def finds_better(f: Function, step: Step, beams: int, max_length: int, stop: int
     return f"with so many beams that none is dropped, {got} is found, and {want} has a larger log p"
 
 
-# The slips that show in each kind of case; elsewhere they give what is right.
+# The slips whose results are wrong in each kind of case; in others they may be right.
 ANYWHERE = (
     greedy,
     last_score_only,
@@ -269,7 +269,7 @@ def several_beams(draw: Draw) -> Iterator[GradeCase]:
 
 
 def never_stops(draw: Draw) -> Iterator[GradeCase]:
-    """Yields searches in which the stop token hardly ever comes."""
+    """Yields searches in which the stop token is very unlikely."""
     yield from _telling_cases(draw, (3, 4, STOP, 0.0), -30.0, "no list ends before max_length", ANYWHERE)
 
 
@@ -281,9 +281,9 @@ def with_length(draw: Draw) -> Iterator[GradeCase]:
 def _telling_cases(
     draw: Draw, settings: tuple[int, int, int, float], bias: float, words: str, slips: tuple[Function, ...]
 ) -> Iterator[GradeCase]:
-    """Yields as many searches as it takes for every slip to differ from what is right and from each other slip.
+    """Yields searches until the results of each slip differ from the right ones and from those of the other slips.
 
-    A result is a few tokens, and often right by chance: where no list happens to end early, for one.
+    A result is a few tokens, and often right by chance, for example if no list ends early.
     """
     searches = (beam_search, *slips)
     results: list[list[list[int]]] = [[] for _ in searches]

@@ -1,4 +1,4 @@
-"""Span corruption: a data set whose rows are `prefix ⁇ suffix ⁇ span`, padded with □, of documents with a hole.
+"""Span corruption: a data set of rows `prefix ⁇ suffix ⁇ span`, padded with □: documents with a span moved to the end.
 
 A submission is a class CharCorruptionDataset(data, block_size): `data` has a document a line; item i is x, y
 [block_size−1], x all but the last token of the row and y all but the first. `stoi` and `itos` map characters and ids.
@@ -19,8 +19,8 @@ MARK = "⁇"
 PAD = "□"
 BLOCK = 128
 WORDS = ["river", "stone", "lamp", "winter", "garden", "silver", "copper", "marble", "valley", "bridge", "harbour"]
-SHARP = 40  # characters of a cut that shares and places can be told from; fewer blur them
-TRIALS = 300  # of one document, for what is true on average
+SHARP = 40  # characters of a cut from which shares and places are measured; shorter ones are rounded too much
+TRIALS = 300  # rows of one document that averages are taken over
 
 
 class CorruptedRow(NamedTuple):
@@ -49,7 +49,7 @@ def _documents(data: str) -> list[str]:
 
 
 def _read(dataset: Any, i: int) -> tuple[Tensor, Tensor]:
-    """Returns x and y of an item; raises where they are not two tensors of whole numbers."""
+    """Returns x and y of an item; raises a SubmissionError if they are not two tensors of dtype long."""
     item = dataset[i]
     if not isinstance(item, tuple | list) or len(item) != 2 or not all(isinstance(t, Tensor) for t in item):
         raise SubmissionError("An item is a pair of tensors: return x, y.", "failed")
@@ -71,7 +71,7 @@ def _row(dataset: Any, i: int) -> str:
 
 
 def _parts(row: str) -> CorruptedRow | None:
-    """Returns the parts of a row, None where it has not two marks; a mark at the end is not counted."""
+    """Returns the parts of a row; None if it does not have exactly two marks."""
     body = row.rstrip(PAD)
     pieces = body.split(MARK)
     if len(pieces) != 3:
@@ -103,7 +103,7 @@ def lengths(dataset: Any, data: str) -> Any:
 
 
 def shifted(dataset: Any, data: str) -> Any:
-    """Returns the slip of targets that are not the inputs, one token later."""
+    """Returns what is wrong if targets are not the inputs one token later."""
     for i in range(len(_documents(data))):
         x, y = _read(dataset, i)
         if torch.equal(x, y):
@@ -133,7 +133,7 @@ def marks(dataset: Any, data: str) -> Any:
             return "third_mark"
         if count > 3 and body.endswith(MARK * 2):
             return "padded_with_marks"
-        if count > 2 and MARK * 2 in body:  # of two marks side by side, the suffix between them is empty
+        if count > 2 and MARK * 2 in body:  # with exactly two marks, an empty suffix may stand between them
             return "mark_for_each"
         if count != 2:
             return f"a row has {count} marks {MARK}, expected two: {row[:60]!r}"
@@ -141,7 +141,7 @@ def marks(dataset: Any, data: str) -> Any:
 
 
 def reconstructable(dataset: Any, data: str) -> Any:
-    """Returns what is wrong where prefix + span + suffix is not the beginning of the document."""
+    """Returns what is wrong if prefix + span + suffix is not the beginning of the document."""
     for i, document in enumerate(_documents(data)):
         row = _row(dataset, i)
         parts = _parts(row)
@@ -176,7 +176,7 @@ def _is_off_by_one(parts: CorruptedRow, document: str) -> bool:
 
 
 def not_empty(dataset: Any, data: str) -> Any:
-    """Returns what is wrong where a span is empty."""
+    """Returns the slip of empty spans if there is one."""
     for _ in range(20):
         for parts in _all_parts(dataset, len(_documents(data))):
             if not parts.span:
@@ -185,7 +185,7 @@ def not_empty(dataset: Any, data: str) -> Any:
 
 
 def _trials(dataset: Any, data: str, shortest: int = 0) -> list[CorruptedRow]:
-    """Returns many draws of the longest document, those that kept at least so many characters."""
+    """Returns many rows of the longest document, those with at least `shortest` of its characters."""
     longest = max(range(len(_documents(data))), key=lambda i: len(_documents(data)[i]))
     found = [_parts(_row(dataset, longest)) for _ in range(TRIALS)]
     rows = [parts for parts in found if parts is not None]
@@ -198,7 +198,7 @@ def _trials(dataset: Any, data: str, shortest: int = 0) -> list[CorruptedRow]:
 
 
 def share_masked(dataset: Any, data: str) -> Any:
-    """Returns what is wrong with the mean share of characters that is taken out, a quarter."""
+    """Returns what is wrong with the mean share of characters in spans, which should be a quarter."""
     rows = _trials(dataset, data, SHARP)
     if len(set(rows)) == 1:
         return "not_anew"
@@ -212,7 +212,7 @@ def share_masked(dataset: Any, data: str) -> Any:
 
 
 def cuts(dataset: Any, data: str) -> Any:
-    """Returns what is wrong with the lengths that a document is cut to: 4 … 7/8 of the block, at random."""
+    """Returns what is wrong with the lengths of cut documents, which should be random from 4 to 7/8 of the block."""
     rows = _trials(dataset, data)
     found = [len(r.document) for r in rows]
     most = BLOCK * 7 // 8
@@ -229,7 +229,7 @@ def cuts(dataset: Any, data: str) -> Any:
 
 
 def places(dataset: Any, data: str) -> Any:
-    """Returns what is wrong with where spans begin: anywhere, at random."""
+    """Returns what is wrong with the beginnings of spans, which should be random."""
     rows = _trials(dataset, data, SHARP)
     starts = torch.tensor([len(r.prefix) / max(1, len(r.prefix) + len(r.suffix)) for r in rows])
     if float(starts.std()) < 0.02:

@@ -1,4 +1,4 @@
-"""One more token by multi-head and by multi-query attention: a state of keys and values in, an output and a state out.
+"""A decoding step of multi-head and of multi-query attention: (token, cached keys and values) → (output, new cache).
 
 x [b,d], P_q [h,d,k], P_o [h,d,v]. Multi-head: P_k [h,d,k], P_v [h,d,v], states [b,h,m,k] and [b,h,m,v]. Multi-query:
 P_k [d,k], P_v [d,v], states [b,m,k] and [b,m,v]. As in the paper on multi-query attention, scores are not scaled.
@@ -33,12 +33,12 @@ def multiquery(draw: Draw) -> Iterator[GradeCase]:
 
 
 def multihead_empty(draw: Draw) -> Iterator[GradeCase]:
-    """Yields the first step of multi-head attention: the state holds nothing yet."""
+    """Yields the first step of multi-head attention, with an empty state."""
     yield GradeCase(_arguments(draw, (2, 7, 3, 5, 11, 0), shared=False), words="the first token")
 
 
 def multiquery_empty(draw: Draw) -> Iterator[GradeCase]:
-    """Yields the first step of multi-query attention: the state holds nothing yet."""
+    """Yields the first step of multi-query attention, with an empty state."""
     yield GradeCase(_arguments(draw, (2, 7, 3, 5, 11, 0), shared=True), words="the first token")
 
 
@@ -68,12 +68,12 @@ def multihead_attention_incremental(
     return _attend(x, keys, values, P_q, P_o), keys, values
 
 
-# One function for both: states without an axis of heads are shared by all of them.
+# One function for both, as states without an axis of heads are shared by all heads.
 multiquery_attention_incremental = multihead_attention_incremental
 
 
 def _extend(x: Tensor, prev_K: Tensor, prev_V: Tensor, P_k: Tensor, P_v: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the states with the new token's key and value behind the others."""
+    """Returns the states with the new token's key and value appended."""
     key = torch.einsum("bd,...dk->b...k", x, P_k).unsqueeze(-2)
     value = torch.einsum("bd,...dv->b...v", x, P_v).unsqueeze(-2)
     return torch.cat([prev_K, key], -2), torch.cat([prev_V, value], -2)
@@ -230,7 +230,7 @@ def heads_averaged(
 def summed_over_queries(
     x: Tensor, prev_K: Tensor, prev_V: Tensor, P_q: Tensor, P_k: Tensor, P_v: Tensor, P_o: Tensor
 ) -> Step:
-    """Returns the step whose einsum sums queries and keys apart: "bhk,bnj->bhn" for "bhk,bnk->bhn"."""
+    """Returns the step whose einsum sums queries and keys separately: "bhk,bnj->bhn" for "bhk,bnk->bhn"."""
     keys, values = _extend(x, prev_K, prev_V, P_k, P_v)
     q = torch.einsum("bd,hdk->bhk", x, P_q).sum(-1)
     logits = q[..., None] * _per_head(keys, P_q.shape[0]).sum(-1)
@@ -240,7 +240,7 @@ def summed_over_queries(
 def query_misread(
     x: Tensor, prev_K: Tensor, prev_V: Tensor, P_q: Tensor, P_k: Tensor, P_v: Tensor, P_o: Tensor
 ) -> Step:
-    """Returns the step whose query [b,h,k] is read as [b,k,h], where its memory has that shape."""
+    """Returns the step whose query [b,h,k] is reshaped to [b,k,h] instead of transposed."""
     keys, values = _extend(x, prev_K, prev_V, P_k, P_v)
     q = torch.einsum("bd,hdk->bhk", x, P_q)
     q = q.reshape(q.shape[0], q.shape[2], q.shape[1]).mT
@@ -271,7 +271,7 @@ def appended_twice(
 
 
 def steps_are_whole(f: Function, x: Tensor, *rest: Tensor) -> Any:
-    """Returns what is wrong where five steps, each with the state of the last, do not give causal attention."""
+    """Returns what is wrong if five steps, each with the last one's state, differ from causal attention."""
     prev_K, prev_V, *weights = rest
     tokens = torch.randn(5, *x.shape, generator=torch.Generator().manual_seed(3))
     states: list[Any] = [prev_K, prev_V]

@@ -1,4 +1,4 @@
-"""Kernel attention over q [B,T,K], k [B,S,K], v [B,S,V] with a feature map φ: the same numbers in two forms.
+"""Kernel attention over q [B,T,K], k [B,S,K], v [B,S,V] with a feature map φ, in two forms with equal outputs.
 
 Pairs:  out_t = Σ_s φ(q_t)·φ(k_s) v_s / Σ_s φ(q_t)·φ(k_s).   Linear:  out_t = φ(q_t) S_t / φ(q_t) z_t with the sums
 S_t = Σ_s φ(k_s) v_sᵀ and z_t = Σ_s φ(k_s), which never form a matrix of all pairs. Causal: s runs up to t.
@@ -50,7 +50,7 @@ def causal(draw: Draw) -> Iterator[GradeCase]:
 
 
 def long(draw: Draw) -> Iterator[GradeCase]:
-    """Yields sequences at which a matrix of all pairs is much larger than anything else."""
+    """Yields long sequences, for which a matrix of all pairs is much larger than all other tensors."""
     for flag, words in ((False, "not causal"), (True, "causal")):
         tensors = (draw.normal(1, 600, 2), draw.normal(1, 600, 2), draw.normal(1, 600, 3))
         yield GradeCase((*tensors, elu_plus_one, flag), words=words)
@@ -68,7 +68,7 @@ def _divide(weights: Tensor, v: Tensor) -> Tensor:
 
 
 def kernel_attention(q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: bool) -> Tensor:
-    """Returns kernel attention by pairs, [B,T,V]; both forms give it."""
+    """Returns kernel attention [B,T,V], computed by pairs; it is the reference of both forms."""
     return _divide(_similarities(q, k, phi, causal), v)
 
 
@@ -188,7 +188,7 @@ def divided_by_everything(q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: boo
 
 
 def first_row_without_itself(q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: bool) -> Tensor:
-    """Returns what a triangle without its diagonal gives: 0/0, NaN, in the first row."""
+    """Returns kernel attention with a mask without its diagonal: the first row is 0/0, NaN."""
     assert causal
     return _divide(_similarities(q, k, phi, causal).tril(-1), v)
 
@@ -200,7 +200,7 @@ def divided_by_count(q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: bool) ->
 
 
 class _LargestTensor(TorchDispatchMode):
-    """Notes the number of entries of the largest tensor that any operation makes."""
+    """Records the number of entries of the largest tensor that any operation returns."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -215,7 +215,7 @@ class _LargestTensor(TorchDispatchMode):
 
 
 def forms_no_pairs(f: Function, q: Tensor, k: Tensor, v: Tensor, phi: Map, causal: bool) -> Any:
-    """Returns the slip of a linear form that makes a matrix of all pairs of queries and keys."""
+    """Returns the slip of a linear form that computes a matrix of all pairs of queries and keys."""
     with _LargestTensor() as largest:
         f(q, k, v, phi, causal)
     # Sums of every prefix, T·K·V entries, are fine; T·T are not.

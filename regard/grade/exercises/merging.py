@@ -1,4 +1,4 @@
-"""Putting heads together: [B,H,T,V] → [B,T,H·V], side by side, rotated by one, and weighed by length; and back."""
+"""Merging heads, [B,H,T,V] → [B,T,H·V]: side by side, rotated by one, or weighed by their norms; and splitting them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def shift_heads(x: Tensor) -> Tensor:
 
 
 def reweight_heads(x: Tensor) -> Tensor:
-    """Returns heads side by side, each times its length over the mean length, at each position."""
+    """Returns heads side by side, each times its norm over the mean norm of heads, at each position."""
     return _merge("reweight", x)
 
 
@@ -204,7 +204,7 @@ def squared_length(x: Tensor) -> Tensor:
 
 
 def later_tokens_do_not_matter(f: Function, x: Tensor) -> Any:
-    """Returns the slip of weights that depend on later tokens; only an output [B,T,H·V] can be asked."""
+    """Returns the slip of weights that depend on later tokens, or what is wrong with the output's shape."""
     changed = x.clone()
     changed[:, :, -1] *= 5.0
     whole = f(x)

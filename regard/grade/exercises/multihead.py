@@ -14,7 +14,7 @@ from regard.grade.advice import SubmissionError
 from regard.grade.cases import Draw, GradeCase, causal_mask
 from regard.grade.judging import take_first
 
-# What people call the four layers; the first of each is what the template says.
+# Names that submissions may give to the four layers; the first of each is that of the template.
 NAMES = {
     "W_q": ("W_q", "w_q", "wq", "Wq", "q_proj", "query", "q_linear", "linear_q", "W_Q", "q"),
     "W_k": ("W_k", "w_k", "wk", "Wk", "k_proj", "key", "k_linear", "linear_k", "W_K", "k"),
@@ -55,15 +55,15 @@ def masked(draw: Draw) -> Iterator[GradeCase]:
 
 
 def find_layers(module: Any) -> Layers:
-    """Returns the four Linear layers of a submission; the error says which one is not there."""
+    """Returns the four Linear layers of a submission; raises a SubmissionError that names a missing one."""
     found = []
     for name, known in NAMES.items():
         layer = next((getattr(module, n) for n in known if isinstance(getattr(module, n, None), nn.Linear)), None)
         if layer is None:
             raise SubmissionError(
                 f"There is no nn.Linear called self.{name} (nor {', '.join(known[1:5])}), whose weights the grader "
-                "reads to know what should come out.",
-                advice="Keep the template's four layers, from d_model to d_model each, and split what they give.",
+                "reads to compute the expected output.",
+                advice="Keep the template's four layers, from d_model to d_model each, and split their outputs.",
             )
         found.append(layer)
     return Layers(*found)
@@ -97,7 +97,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _mixed(module: Any, given: tuple[Any, ...], mix: Mix = _attend) -> Tensor:
-    """Returns the outputs of the heads [B,H,T,D/H], with a submission's weights; `mix` is what each head does."""
+    """Returns the outputs of the heads [B,H,T,D/H] with a submission's weights; `mix` is the attention of each head."""
     layers = find_layers(module)
     H = _heads(module)
     parts = [_split(layer(x), H) for layer, x in zip(layers[:3], given[:3], strict=True)]
@@ -229,7 +229,7 @@ def split_by_view(module: Any, *given: Any) -> Tensor:
 
 
 def _interleaved(module: Any, given: tuple[Any, ...]) -> Tensor:
-    """Returns the outputs of heads [B,H,T,D/H] that have every H-th column each."""
+    """Returns the outputs of heads [B,H,T,D/H] if each head takes every H-th column."""
     layers = find_layers(module)
     H = _heads(module)
     parts = [layer(x).unflatten(-1, (-1, H)).permute(0, 3, 1, 2) for layer, x in zip(layers[:3], given, strict=False)]
@@ -245,7 +245,7 @@ def split_interleaved_only(module: Any, *given: Any) -> Tensor:
 
 
 def _by_layers(module: Any, given: tuple[Any, ...], order: str) -> Tensor:
-    """Returns attention whose queries, keys and values are made by the layers that `order` names, "qkv" if right."""
+    """Returns attention whose queries, keys and values are projected by the layers in `order`, rightly "qkv"."""
     layers = find_layers(module)
     parts = [_split(getattr(layers, name)(x), _heads(module)) for name, x in zip(order, given, strict=False)]
     return _project(module, _merge(_attend(parts[0], parts[1], parts[2], _mask(given))))
@@ -344,7 +344,7 @@ def softmax_twice(module: Any, *given: Any) -> Tensor:
 
 
 def always_causal(module: Any, *given: Any) -> Tensor:
-    """Returns attention that hides later keys where no mask is given."""
+    """Returns attention that is causal if no mask is given."""
     assert _mask(given) is None
     mask = causal_mask(max(given[0].shape[1], given[1].shape[1]))
     return _run(module, (*given[:3], mask[: given[0].shape[1], : given[1].shape[1]]))
@@ -363,7 +363,7 @@ def layers_are_known(module: Any, *given: Any) -> Any:
 
 
 def gradients_flow(module: Any, *given: Any) -> Any:
-    """Returns the slip of an output that some weights do not reach."""
+    """Returns what is wrong if the gradient of the output does not reach all weights."""
     out = take_first(module(*given), wanted=True)
     if not isinstance(out, Tensor):
         return "the output is no tensor: is a `return` missing?"
@@ -378,7 +378,7 @@ def gradients_flow(module: Any, *given: Any) -> Any:
 
 
 def _why_unreached(module: Any, given: tuple[Any, ...], name: str, parameter: Tensor) -> str:
-    """Returns the slip of weights that an output depends on and no gradient reaches, or that they are not used."""
+    """Returns why weights get no gradient: the slip "no_gradient" if the output depends on them, else their name."""
     before = take_first(module(*given), wanted=True)
     with torch.no_grad():
         parameter.copy_(parameter.flip(0))

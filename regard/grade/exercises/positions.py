@@ -72,7 +72,7 @@ def exponent_doubled(length: int, width: int) -> Tensor:
 
 
 def frequency_each(length: int, width: int) -> Tensor:
-    """Returns the table in which each column has a frequency of its own: sin and cos of a pair do not share one."""
+    """Returns the table in which each column has another frequency, so that sin and cos of a pair do not share one."""
     columns = torch.arange(width, dtype=torch.float64)
     angles = torch.arange(length, dtype=torch.float64)[:, None] * 10000.0 ** (-columns / width)
     return torch.where(columns % 2 == 0, angles.sin(), angles.cos()).float()
@@ -112,7 +112,7 @@ def unbracketed(length: int, width: int) -> Tensor:
 
 
 def rounded_angle(length: int, width: int) -> Tensor:
-    angles = _angles(length, width).add(1e-9).floor()  # 1e-9: that 10 · 0.1 is not 0
+    angles = _angles(length, width).add(1e-9).floor()  # 1e-9: so that rounding does not make 10 · 0.1 less than 1
     return _interleaved(angles.sin(), angles.cos())
 
 
@@ -192,7 +192,7 @@ def first_row_empty(length: int, width: int) -> Tensor:
 
 
 def cosine_of_next(length: int, width: int) -> Tensor:
-    """Returns the table whose cosines have exponents of their own, −(2i + 1)/width."""
+    """Returns the table whose cosines have the exponents −(2i + 1)/width."""
     angles = _angles(length, width)
     return _interleaved(angles.sin(), (angles * 10000.0 ** (-1 / width)).cos())
 
@@ -214,7 +214,7 @@ def first_row(f: Function, length: int, width: int) -> Any:
 
 
 def turns(f: Function, length: int, width: int) -> Any:
-    """Returns what is wrong where a step by one position does not turn each pair by the same angle."""
+    """Returns what is wrong if a step by one position does not turn each pair by the same angle everywhere."""
     table = torch.as_tensor(f(length, width)).double()
     if table.shape != (length, width):
         return f"the table has the shape {list(table.shape)}, expected {[length, width]}"

@@ -1,6 +1,6 @@
-"""Synthesizers: weights that no query is compared with any key for. Heads come second, T at most L tokens.
+"""Synthesizers: attention whose weights do not compare queries with keys. Heads come second; T tokens, at most L.
 
-Dense:  weights = softmax(relu(x·w1 + b1)·w2 + b2), of which the first T columns count.   Random:  softmax(R[:T, :T]).
+Dense:  weights = softmax(relu(x·w1 + b1)·w2 + b2), over the first T columns.   Random:  softmax(R[:T, :T]).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ NEVER = float("-inf")
 
 
 def dense(draw: Draw) -> Iterator[GradeCase]:
-    """Yields inputs of the dense one, shorter than what it was built for, and as long."""
+    """Yields inputs of the dense synthesizer, shorter than its L tokens and as long."""
     for B, H, T, K, V, L in ((2, 3, 5, 4, 7, 11), (1, 2, 6, 3, 2, 6)):
         yield GradeCase(_dense_arguments(draw, (B, H, T, K, V, L)))
 
 
 def random(draw: Draw) -> Iterator[GradeCase]:
-    """Yields inputs of the random one, shorter than what it was built for, and as long."""
+    """Yields inputs of the random synthesizer, shorter than its L tokens and as long."""
     for B, H, T, V, L in ((2, 3, 5, 7, 11), (1, 2, 6, 3, 6)):
         yield GradeCase((draw.normal(H, L, L), draw.normal(B, H, T, V)))
 
@@ -173,7 +173,7 @@ def random_relu(R: Tensor, v: Tensor) -> Tensor:
 
 
 def _softmax_twice(scores: Tensor, v: Tensor) -> Tensor:
-    """Returns causal attention whose weights went through a causal softmax once more."""
+    """Returns causal attention in which the causal softmax is applied twice."""
     hidden = ~causal_mask(v.shape[-2])
     return _mix(scores.masked_fill(hidden, NEVER).softmax(-1), v)
 
@@ -279,7 +279,7 @@ def random_from_end(R: Tensor, v: Tensor) -> Tensor:
 
 
 def dense_looks_back(f: Function, x: Tensor, *rest: Tensor) -> Any:
-    """Returns the slip of an output that later tokens change; only one of the values' shape can be asked."""
+    """Returns the slip of an output that depends on later tokens, or what is wrong with the output's shape."""
     *weights, v = rest
     before = f(x, *weights, v)
     if before.shape != v.shape:

@@ -126,7 +126,9 @@ def _differentiate(
     `grads` are those of the outputs and of the last memory.
     """
     # Views: where one input was made of another, its gradient must not count for that one too.
-    q, k, v, a, b, memory = own = [x if x is None else x.view_as(x) for x in inputs]  # fmt: skip
+    own = [x if x is None else x.view_as(x) for x in inputs]
+    q, k, v = own[:3]
+    a, b, memory = own[3:]
     assert q is not None and k is not None and v is not None and a is not None and memory is not None
     outs = []
     last = memory[:, None]

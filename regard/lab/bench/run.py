@@ -261,7 +261,7 @@ def _extrapolate(before: Sequence[RaceRow], size: Size, measured: Callable[[Race
     if len(before) > 1:
         past = before[-2]
         earlier = measured(past) / past.B
-        if earlier:
+        if earlier and now:
             # One sequence grows by a power of the length: at least linearly, at most like its square.
             power = math.log(now / earlier) / math.log(last.N / past.N)
             growth = (size.S / last.N) ** min(max(power, 1.0), 2.0)
