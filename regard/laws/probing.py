@@ -327,12 +327,19 @@ class ProbedCaller(Caller):
         if has_keys and self.exact_length is None:
             for causal in (False, True):
                 case = self.probe(causal=causal)
-                if self._runs(case, S=case.T + 2):
+                if self._runs(case, S=case.T + 2) and not self._reads_lengths_of_both(case):
                     self.with_fewer_queries.add(causal)
         if self.layout.single is not None and self.length is None:
             self.length = MOST_SINGLE_QUERIES
         if self.exact_length is None and self.length is None and not self._runs(self.probe(B=1, T=131)):
             self.length = max((n for n in (2, 5, 8, 16, 32, 64, 128) if self._runs(self.probe(B=1, T=n))), default=5)
+
+    def _reads_lengths_of_both(self, case: Case) -> bool:
+        """Returns whether lengths are taken for those of queries, too: of fewer queries than keys it gives others."""
+        if self.key_mask is None or self.key_mask.shape != "lengths":
+            return False
+        out = self.call(case, self.draw_inputs(case, case.T + 2))
+        return out.dim() <= self.layout.token_axis or out.shape[self.layout.token_axis] != case.T
 
     def _runs(self, case: Case, S: int | None = None) -> bool:
         try:

@@ -64,6 +64,9 @@ class SameAs:
         if case.rounded is None:  # else only the truth is asked for, in a dtype that the subject may not take
             got = subject.run(case, inputs, visible)
         sure = self.reference.unambiguous_rows(case, inputs)
+        if visible is not None and subject.hides_ends_only and not subject.projects:
+            real = visible[:, None].expand(want.shape[:3])  # lengths may be those of queries, too
+            sure = real if sure is None else sure & real
         if sure is None:
             return got, want, self.reference.cancellation_scale(case, inputs)
         if got.shape == want.shape:

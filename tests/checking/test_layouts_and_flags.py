@@ -152,6 +152,16 @@ def row_by_row(q, k, v, seq_lens):
     return out
 
 
+def row_by_row_and_causal(q, k, v, seq_lens):
+    """Causal attention, whose lengths are those of queries, too."""
+    T = q.shape[2]
+    heads = [
+        scores(*(x[b : b + 1, :, :n] for x in (q, k))).softmax(-1) @ v[b : b + 1, :, :n]
+        for b, n in enumerate(seq_lens.tolist())
+    ]
+    return torch.cat([functional.pad(x, (0, 0, 0, T - x.shape[2])) for x in heads])
+
+
 class OverLengths(torch.nn.Module):
     def __init__(self, dim=12):
         super().__init__()
@@ -164,9 +174,11 @@ class OverLengths(torch.nn.Module):
 
 def test_lengths_are_given_and_padding_is_asked_about():
     laws = ("hidden", "batch", "gradients", "pure")
-    for thing in (of_lengths, row_by_row, OverLengths):
+    for thing in (of_lengths, row_by_row, row_by_row_and_causal, OverLengths):
         verdicts = judged(thing, *laws)
+        assert judged(thing, "queries")["queries"].status != "broken", thing
         assert {v.status for v in verdicts.values()} == {"holds"}, (thing, verdicts)
+    assert judged(row_by_row, like="softmax")["same"].status == "holds"
     for thing in (one_key_too_many, lengths_of_the_first):
         assert judged(thing, "hidden")["hidden"].status == "broken", thing
     verdicts = regard.check(lengths_of_the_first, only=["same"], like="softmax", draws=DRAWS)
