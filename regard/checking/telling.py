@@ -55,6 +55,7 @@ def tell_taken(s: Subject) -> list[str]:
             f"{s.label} says that it caps its scores at {softcap:g} where no cap is given: it is compared with what "
             "caps them, too."
         )
+    sentences += [f"{s.label}: {remark}." for remark in s.mask_remarks]
     mask = s.key_mask  # type: ignore[attr-defined]
     said = None
     if mask is not None:

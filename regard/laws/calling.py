@@ -71,6 +71,8 @@ class Caller:
         self.causal_values: tuple[bool, ...] = (False, True)  # that the flag of this name may have
         self.key_mask: MaskForm | None = None
         self.pair_mask: MaskForm | None = None
+        self.mask_blame = ""  # why a mask should hide keys that was seen to hide none
+        self.mask_remarks: list[str] = []  # on masks that hide no keys, and need not
         # What a mask that must be given is filled with until its meaning is known; None where None will do.
         self.filler: MaskForm | None = None
         self.pools = False  # whether the number of its outputs is the same for any number of tokens
@@ -279,7 +281,10 @@ class Caller:
         if self.pair_mask is not None and self.causal_name is None and case.causal:
             allowed[self.pair_mask] = everything & (case.range(S) <= case.range(T)[:, None] + (S - T))
         if self.key_mask is not None and visible is not None:
-            allowed[self.key_mask] = allowed.get(self.key_mask, everything) & visible[:, None, :]
+            seen = everything
+            if self.pair_mask is not None and self.pair_mask.name == self.key_mask.name:
+                seen = allowed.pop(self.pair_mask, everything)
+            allowed[self.key_mask] = seen & visible[:, None, :]
         for form in (self.pair_mask, self.key_mask):
             if form is not None and form.name in self.required and not allowed:
                 allowed[form] = everything

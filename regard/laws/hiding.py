@@ -9,7 +9,8 @@ import torch
 
 from regard.laws.case import CouldNotBeAsked, difference
 from regard.laws.layouts import MaskForm, possible_forms
-from regard.laws.signatures import ANY_MASKS, KEY_MASKS, LENGTHS, says_mask
+from regard.laws.masks import MaskReading, read_mask
+from regard.laws.signatures import ANY_MASKS, KEY_MASKS, LENGTHS
 
 if TYPE_CHECKING:
     from regard.laws.probing import ProbedCaller
@@ -25,9 +26,17 @@ def find_masks(call: ProbedCaller) -> None:
     names = [name for name in call.parameters if name in KEY_MASKS or name in ANY_MASKS]
     # Lengths say less than a mask, and come after it.
     named = [_find_form(call, name) for name in [*names, *(name for name in call.parameters if name in LENGTHS)]]
-    forms = [form.as_said(says_mask(call.pristine, form.name)) for form in named if form is not None]
-    call.key_mask = next((form for form in forms if form.has_batch), None)
-    call.pair_mask = next((form for form in forms if form.has_pairs), None)
+
+    def hides(form: MaskForm) -> bool:
+        call.key_mask, call.pair_mask = form, None
+        return _measure_hidden_key(call) < WEAKENED
+
+    read = [read_mask(call, call.probe(), form, hides) for form in named if form is not None]
+    asked = next((reading for reading in read if reading.keys is not None), MaskReading(None, None))
+    call.key_mask = asked.keys
+    call.mask_blame = asked.blame
+    call.pair_mask = next((reading.pairs for reading in read if reading.pairs is not None), None)
+    call.mask_remarks = [reading.remark for reading in read if reading.remark]
 
 
 def _find_form(call: ProbedCaller, name: str) -> MaskForm | None:

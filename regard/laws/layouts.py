@@ -255,8 +255,8 @@ class MaskForm(NamedTuple):
     """How a mask is handed over: the parameter's name, its shape, and how hidden keys are marked in it."""
 
     name: str
-    # "keys" [B,S], "pairs" [T,S], "batch pairs" [B,T,S], "head pairs" [B,1,T,S], "head keys" [B,1,1,S], or "lengths"
-    # [B], how many of the first keys may be seen
+    # "keys" [B,S], "pairs" [T,S], "batch pairs" [B,T,S], "head pairs" [B,1,T,S], "head keys" [B,1,1,S], "column"
+    # [B,S,1], or "lengths" [B], how many of the first keys may be seen
     shape: str
     marks: str  # "visible": True may be seen; "hidden": True may not; "ones": 1 and 0; "added": 0 and −∞
 
@@ -272,6 +272,8 @@ class MaskForm(NamedTuple):
             allowed = allowed.any(1)
         elif self.shape == "head keys":
             allowed = allowed.any(1)[:, None, None]
+        elif self.shape == "column":
+            allowed = allowed.any(1)[..., None]
         elif self.shape == "pairs":
             allowed = allowed[0]
         elif self.shape == "head pairs":
@@ -293,7 +295,12 @@ class MaskForm(NamedTuple):
     @property
     def has_pairs(self) -> bool:
         """Whether it can say that a query sees a key and another does not."""
-        return self.shape not in ("keys", "head keys", "lengths")
+        return self.shape not in ("keys", "head keys", "column", "lengths")
+
+    @property
+    def rank(self) -> int:
+        """The number of its axes."""
+        return {"keys": 2, "pairs": 2, "batch pairs": 3, "column": 3, "lengths": 1}.get(self.shape, 4)
 
     @property
     def has_batch(self) -> bool:
@@ -310,12 +317,14 @@ def possible_forms(name: str, has_causal_flag: bool) -> Iterator[MaskForm]:
         marks = ["visible", "hidden"]
         if KEY_MASKS[name]:
             marks.reverse()
-        yield from (MaskForm(name, shape, mark) for shape in ("keys", "head keys") for mark in marks)
+        marks += ["ones", "added"]
+        shapes = ["keys", "head keys", "column"]
+        yield from (MaskForm(name, shape, mark) for shape in shapes for mark in marks)
         return
     # A mask [T,S] that is read as one of [B,S] addresses rows that are not there, and ends a process on a GPU.
-    shapes = ["head pairs", "batch pairs", "keys", "head keys", "pairs"]
+    shapes = ["head pairs", "batch pairs", "keys", "head keys", "pairs", "column"]
     if has_causal_flag:  # then a mask is more likely to be one of keys
-        shapes = ["keys", "head keys", "head pairs", "batch pairs", "pairs"]
+        shapes = ["keys", "head keys", "head pairs", "batch pairs", "pairs", "column"]
     for shape in shapes:
         for mark in ("visible", "hidden", "ones", "added"):
             yield MaskForm(name, shape, mark)

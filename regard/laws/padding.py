@@ -17,6 +17,8 @@ LARGE_SCORE = 3e4
 
 def hidden_keys_are_inert(subject: Subject, case: Case) -> Finding:
     """hidden keys are inert: changing one, even to scores of ±30,000, leaves all that others see as it was"""
+    if subject.mask_remarks and not subject.takes_visible:
+        return Finding(math.inf, 0.0, "; ".join(subject.mask_remarks), noted=True)
     visible = _padding(subject, case)
     case = case.but(documents=False)
     # Every query sees the first key here: what becomes of one that sees nothing is another law's question.
@@ -35,11 +37,18 @@ def hidden_keys_are_inert(subject: Subject, case: Case) -> Finding:
                 continue
             after = _outputs_of_visible(subject, case, changed, visible)
             error = difference(after, before, before.abs().max())
-            findings.append(Finding(error, case.tolerance_or(1.0), f"{what}, hidden keys changed {size}"))
+            found = Finding(error, case.tolerance_or(1.0), f"{what}, hidden keys changed {size}")
+            if found.exceeded and (size or start is not inputs) and _is_underflow(after, before):
+                words = "visible keys lose all weight: is a mask laid over weights that are then divided by their sums?"
+                found = found._replace(what=f"{found.what}: {words}", noted=True)
+            findings.append(found)
     findings += _gradients_of_hidden(subject, case, inputs, visible)
     if not findings:
         raise DoesNotApply("no inputs with hidden keys give finite outputs")
-    return worst(findings)
+    found = worst(findings)
+    if found.broken and subject.mask_blame:
+        found = found._replace(what=f"{found.what}: {subject.mask_blame}")
+    return found
 
 
 def blind_rows_are_zero(subject: Subject, case: Case) -> Finding:
@@ -139,6 +148,16 @@ def _toward_queries(q: Tensor, k: Tensor) -> Tensor:
     largest = (queries * mean).sum(-1).abs().amax(-1).clamp(min=1e-6)
     keys: Tensor = mean * (LARGE_SCORE * q.shape[-1] ** 0.5 / largest)[..., None, None]
     return keys.expand(k.shape)
+
+
+def _is_underflow(after: Tensor, before: Tensor) -> bool:
+    """Returns whether rows have only shrunk, to zero or to NaN by a division by it: nothing hidden has come into any.
+
+    Numbers near underflow have few digits, so a percent of the largest output may remain.
+    """
+    after = torch.where(after.isnan(), 0.0, after)
+    left = (after * before).sum(-1, keepdim=True) / before.square().sum(-1, keepdim=True).clamp(min=1e-30)
+    return before.shape[-1] > 1 and difference(after, left.clamp(0, 1) * before, before.abs().max()) <= 1e-2
 
 
 def _is_finite(subject: Subject, case: Case, inputs: list[Tensor], visible: Tensor | None) -> bool:

@@ -14,7 +14,18 @@ from torch import nn
 CAUSAL_NAMES = ("causal", "is_causal")
 # Masks of keys, and whether True means hidden there by custom.
 KEY_MASKS = {"visible": False, "key_padding_mask": True, "padding_mask": True, "src_key_padding_mask": True}
+KEY_MASKS |= dict.fromkeys(
+    (
+        *("key_mask", "keys_mask", "k_mask", "mask_k", "kv_mask", "key_pad_mask", "pad_mask", "padding_masks"),
+        *("src_padding_mask", "src_pad_mask", "valid_mask", "keep_mask", "token_mask", "tokens_mask", "input_mask"),
+        *("context_mask", "memory_key_padding_mask", "encoder_attention_mask", "encoder_mask", "x_mask", "seq_mask"),
+        *("sequence_mask", "valid", "is_pad"),
+    ),
+    False,
+)
 ANY_MASKS = ("mask", "attention_mask", "attn_mask", "src_mask")
+# Names that no other kind of mask has: one that hides nothing is wrong, whatever is said of it.
+CERTAIN_MASKS = ("visible", "key_padding_mask", "padding_mask", "src_key_padding_mask", *ANY_MASKS)
 # What is added to scores [H,T,S], the slopes of ALiBi [H], and the bound of a softcap.
 ADJUSTMENTS = {
     "bias": ("bias", "attn_bias", "position_bias", "score_bias"),
@@ -87,6 +98,10 @@ _HIDES = re.compile(
     r"\b(?:hid(?:e|es|den|ing)|mask(?:s|ed)?(?: out)?|ignored?|excluded?|pad(?:s|ding|ded)?|blocked)\b", re.I
 )
 _SHOWS = re.compile(r"\b(?:keeps?|kept|visible|seen|see|attend(?:s|ed)?|allowed|valid|real|shown?)\b", re.I)
+_BOOLEAN = re.compile(r"\b(?:bool(?:ean)?s?|True|False)\b", re.I)
+_OTHER_MASK = re.compile(
+    r"\b(?:segments?|documents?|blocks?|dropout|dropped|multipl\w+|soft|gates?|factors?|heads?)\b", re.I
+)
 _DENIES = re.compile(r"\b(?:not|never|cannot|no|un\w+|dis\w+|in(?:visible|valid))\b|n't\b", re.I)
 
 
@@ -196,16 +211,8 @@ def says_heads_last(f: Any) -> bool:
 
 def says_mask(f: Any, name: str) -> str | None:
     """Returns what True or 1 means in a mask by the docstring: "visible" or "hidden"; None where it is not clear."""
-    docs = [inspect.getdoc(f) or ""]
-    if isinstance(f, nn.Module):
-        docs = [type(f).__doc__ or "", f.forward.__doc__ or ""]
     said = set()
-    for words in docs:
-        place = re.search(rf"\b{re.escape(name)}\b(?!\s*=)", words)
-        if place is None:
-            continue
-        # Up to a blank line, or one that begins with another name.
-        told = re.split(r"\n\s*\n|\n\s*\w+\s*(?:\([^)]*\))?:", words[place.end() :])[0]
+    for told in _told_of(f, name):
         if re.search(r"\binf|1e\d|∞|added to", told):
             return None  # numbers that are added to scores
         for clause in re.split(r"[.;,\n]|\band\b|\bbut\b|\bwhile\b", told):
@@ -214,6 +221,51 @@ def says_mask(f: Any, name: str) -> str | None:
     if len(said) != 1:
         return None
     return said.pop()
+
+
+def _told_of(f: Any, name: str) -> list[str]:
+    """Returns what docstrings say of a parameter; a module's is read where it quotes the name and no other tells."""
+    docs = [inspect.getdoc(f) or ""]
+    if isinstance(f, nn.Module):
+        docs = [type(f).__doc__ or "", f.forward.__doc__ or ""]
+    told = _passages(docs, rf"\b{re.escape(name)}\b(?!\s*=)")
+    if not told:
+        around = getattr(_callable_of(f), "__globals__", {}).get("__doc__") or ""
+        told = _passages([around], rf"`{re.escape(name)}`")
+    return told
+
+
+def _passages(docs: list[str], name: str) -> list[str]:
+    """Returns what follows a name in docstrings: up to a blank line, or one that begins with another name."""
+    found = [(words, re.search(name, words)) for words in docs]
+    return [
+        re.split(r"\n\s*\n|\n\s*(?:- *)?`?\w+`?\s*(?:\([^)]*\))?:", words[place.end() :])[0]
+        for words, place in found
+        if place is not None
+    ]
+
+
+def says_boolean(f: Any, name: str) -> bool:
+    """Returns whether a docstring or the annotation says that a mask may be boolean."""
+    try:
+        parameter = inspect.signature(_callable_of(f)).parameters.get(name)
+    except ValueError:
+        return False
+    if parameter is not None and re.search(r"\bBool(Tensor)?\b", str(parameter.annotation)):
+        return True
+    clauses = [clause for told in _told_of(f, name) for clause in re.split(r"[.;,\n]|\bor\b", told)]
+    return any(_BOOLEAN.search(clause) and not _DENIES.search(clause) for clause in clauses)
+
+
+def says_other_mask(f: Any, name: str) -> bool:
+    """Returns whether a docstring says that a mask is of another kind: of documents, heads or blocks, or a factor."""
+    return any(_OTHER_MASK.search(told) for told in _told_of(f, name))
+
+
+def says_rank(f: Any, name: str) -> int | None:
+    """Returns how many axes a mask has by its docstring, as two in "(B, S)"; None where it does not say."""
+    shapes = [re.search(r"[\[(]\s*(\w+(?:\s*[,x×]\s*\w+)+)\s*[\])]", told) for told in _told_of(f, name)]
+    return next((len(re.split(r"[,x×]", shape[1])) for shape in shapes if shape is not None), None)
 
 
 def _read_clause(clause: str) -> str | None:

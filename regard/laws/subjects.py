@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,9 @@ class Subject:
     `changed_inputs` and `changed_masks` say whether any call so far has written into these. `device` is where somebody
     else's attention is called to find out how it wants to be called. `queries_meet` says whether queries attend to one
     another beside their keys, as in a decoder's layer. `pools` says whether the number of its outputs is the same for
-    any number of tokens. `reads_context` says whether its keys are those of another sequence than its queries.
+    any number of tokens. `mask_blame` says why its mask should hide keys that was seen to hide none, and `mask_remarks`
+    what is worth knowing of masks that need not hide any. `reads_context` says whether its keys are those of another
+    sequence than its queries.
     """
 
     token_axis = 2
@@ -51,6 +54,8 @@ class Subject:
     queries_meet = False
     pools = False
     reads_context = False
+    mask_blame = ""
+    mask_remarks: Sequence[str] = ()
 
     def __init__(self, label: str, source: str) -> None:
         self.label = label

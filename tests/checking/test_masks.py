@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn import functional
 from zoo import scores, see
 
 import regard
@@ -68,6 +69,134 @@ def masks_after_all(q, k, v, attention_mask=None, causal=True):
 @right
 def smallest_of_float16(q, k, v, attention_mask=None, causal=True):
     return (scores(q, k, causal=False) + bias(q, k, attention_mask, causal).clamp(min=-65504.0)).softmax(-1) @ v
+
+
+@wrong("hidden", "attn_mask is said to be boolean, and then hides no key: it is added to the scores as 0 and 1")
+def adds_a_boolean(q, k, v, attn_mask=None):
+    """attn_mask, broadcastable to (batch, heads, q_len, k_len), may be boolean (True = attend) or added."""
+    raw = scores(q, k, causal=False)
+    return (raw if attn_mask is None else raw + attn_mask).softmax(-1) @ v
+
+
+@wrong("hidden", "what is said of key_mask makes it hide keys, and given so it hides none")
+def zeroes_keys_before_features(q, k, v, key_mask=None):
+    """key_mask: (B, S) bool, True = token, False = pad."""
+    if key_mask is not None:
+        k = k * key_mask[:, None, :, None]
+    features, keys = functional.elu(q) + 1, functional.elu(k) + 1
+    return features @ (keys.mT @ v) / (features @ keys.sum(2)[..., None])
+
+
+@wrong("hidden", "what is said of valid_mask")
+def hides_queries(q, k, v, valid_mask=None):
+    """valid_mask [B, T]: True for valid tokens."""
+    raw = scores(q, k, causal=False)
+    if valid_mask is not None:
+        raw = raw.masked_fill(~valid_mask[:, None, :, None], -1e9)
+    return raw.softmax(-1) @ v
+
+
+@wrong("hidden", "what is said of context_mask")
+def hides_keys_from_sums_of_values_only(q, k, v, context_mask=None):
+    """context_mask (batch, keys): 1 = attend, 0 = ignore."""
+    features, keys = functional.elu(q) + 1, functional.elu(k) + 1
+    total = keys.sum(2)[..., None]
+    if context_mask is not None:
+        keys = keys * context_mask[:, None, :, None]
+    return features @ (keys.mT @ v) / (features @ total)
+
+
+@wrong("hidden", "hidden keys changed to large scores")
+def hides_by_almost_nothing(q, k, v, attention_mask=None):
+    """Other forms of its mask are broadcast to five axes, which is no fault of its heads."""
+    raw = scores(q, k, causal=False)
+    if attention_mask is not None:
+        raw = raw.masked_fill(attention_mask[:, None, None] == 0, -1e-9)
+    return raw.softmax(-1) @ v
+
+
+@right
+def takes_booleans_and_numbers(q, k, v, attn_mask=None):
+    """attn_mask may be boolean (True = attend) or float (added)."""
+    raw = scores(q, k, causal=False)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        raw = raw.masked_fill(~attn_mask, -torch.inf)
+    elif attn_mask is not None:
+        raw = raw + attn_mask
+    return raw.softmax(-1) @ v
+
+
+@right
+def takes_a_column(q, k, v, key_mask=None):
+    """key_mask: [B, S, 1], True for tokens to keep."""
+    raw = scores(q, k, causal=False)
+    if key_mask is not None:
+        raw = raw.masked_fill(~key_mask.bool()[:, None].mT, -1e9)
+    return raw.softmax(-1) @ v
+
+
+@right
+def hides_pad_in_features(q, k, v, key_mask=None):
+    """key_mask: (B, S) bool, True = token, False = pad."""
+    features, keys = functional.elu(q) + 1, functional.elu(k) + 1
+    if key_mask is not None:
+        keys = keys * key_mask[:, None, :, None]
+    return features @ (keys.mT @ v) / (features @ keys.sum(2)[..., None])
+
+
+def divides_again(q, k, v, key_mask=None):
+    """Right but for visible weights that underflow beside a hidden key's."""
+    weights = scores(q, k, causal=False).softmax(-1)
+    if key_mask is not None:
+        weights = weights * key_mask[:, None, None]
+        weights = weights / weights.sum(-1, keepdim=True)
+    return weights @ v
+
+
+def by_documents(q, k, v, attention_mask=None):
+    raw = scores(q, k, causal=False)
+    if attention_mask is not None:
+        apart = attention_mask[:, :, None] != attention_mask[:, None]
+        raw = raw.masked_fill(apart[:, None], -1e9)
+    return raw.softmax(-1) @ v
+
+
+def with_factors(q, k, v, mask=None):
+    """mask [B, S]: factors that weights are multiplied with after the softmax."""
+    weights = scores(q, k, causal=False).softmax(-1)
+    return (weights if mask is None else weights * mask[:, None, None]) @ v
+
+
+def biased_by_its_mask(q, k, v, key_mask=None):
+    raw = scores(q, k, causal=False)
+    return (raw if key_mask is None else raw + 0.1 * key_mask[:, None, None]).tanh() @ v
+
+
+NOTED = {
+    divides_again: "visible keys lose all weight: is a mask laid over weights",
+    by_documents: "attention_mask hides a token's key from all others and not from itself",
+    with_factors: "mask hides no key, and is said to be another kind of mask",
+    biased_by_its_mask: "key_mask hides no key in any of the ways tried",
+}
+
+
+@pytest.mark.parametrize("f", NOTED, ids=lambda f: f.__name__)
+def test_a_mask_of_a_kind_that_is_not_known_is_noted_and_not_accused(f):
+    verdicts = regard.check(f, only=["hidden", "batch", "looks-ahead", "gradients"], draws=4)
+    noted = {v.law: v.detail for v in verdicts.having("noted")}
+    assert verdicts.ok and NOTED[f] in noted["hidden"], str(verdicts)
+
+
+def test_a_mask_that_hides_nothing_and_one_that_is_added_are_told_at_the_end():
+    assert "biased_by_its_mask: key_mask hides no key in any of the ways tried" in str(
+        regard.check(biased_by_its_mask, draws=1)
+    )
+
+    def adds(q, k, v, attn_mask=None):
+        raw = scores(q, k, causal=False)
+        return (raw if attn_mask is None else raw + attn_mask).softmax(-1) @ v
+
+    assert "a boolean attn_mask hides no key: it is added to the scores as 0 and 1" in str(regard.check(adds, draws=1))
 
 
 @pytest.mark.parametrize("name", WRONG)
