@@ -119,8 +119,10 @@ def untrained(
 ) -> LoadedModel:
     """Builds a model with random weights from a model's config, or from the default config of a type such as 'gpt2'.
 
-    '@tiny' after the name makes the config small. A model that would take more than half of the free memory is refused.
+    '@tiny' after the name makes the config small, and 'random:' before it is taken off. A model that would take more
+    than half of the free memory is refused.
     """
+    name = str(name).removeprefix("random:")
     config, folder = _find_config(name, download)
     tokenizer = None if folder is None else _find_tokenizer(folder)
     _check_memory(name, torch.device(device), download)

@@ -36,7 +36,7 @@ def test_a_family_is_checked_without_a_false_accusation(name: str) -> None:
 
 
 def test_the_text_part_of_a_config_of_text_and_images_is_built():
-    model = untrained("qwen3_5@tiny").model
+    model = untrained("random:qwen3_5@tiny").model
     assert type(model).__name__ == "Qwen3_5ForCausalLM"
     recording = regard.record(model, list(range(9))).recordings[0]
     assert len(recording.attentions) == model.config.num_hidden_layers
