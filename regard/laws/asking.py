@@ -1,4 +1,4 @@
-"""Whether attention asks at all: queries that are handed over must matter."""
+"""Whether attention asks at all: queries, keys and values that are handed over must matter."""
 
 from __future__ import annotations
 
@@ -32,6 +32,33 @@ class _Softmaxes(TorchDispatchMode):
         return made
 
 
+def inputs_matter(subject: Subject, case: Case, inputs: list[Tensor]) -> Finding:
+    """Returns whether queries, and keys and values that are handed over apart, move the outputs."""
+    found = queries_matter(subject, case, inputs)
+    if found.broken or len(inputs) < 3:
+        return found
+    others = [case.draw(*x.shape, stream=92 + n) for n, x in enumerate(inputs)]
+    with torch.no_grad():
+        before, softmaxes = _run(subject, case, inputs)
+        if not bool(before.isfinite().all()):
+            return found
+        if difference(subject.run(case, [*inputs[:2], others[2]]), before) == 0:
+            return Finding(math.inf, 0.0, "outputs, which no change of the values moves: is something else read there?")
+        if difference(subject.run(case, [inputs[0], others[1], inputs[2]]), before) > 0:
+            return found
+        after = _run(subject, case, [*inputs[:2], others[2]])[1]
+    # A synthesizer has no use for keys either; what makes its keys of the values does.
+    what = "outputs, which no change of the keys moves: are the values taken for the keys?"
+    return Finding(math.inf, 0.0, what, noted=not _differ(softmaxes, after, case))
+
+
+def _differ(some: _Softmaxes, others: _Softmaxes, case: Case) -> bool:
+    """Returns whether two calls gave different softmax weights."""
+    if len(some.made) != len(others.made):
+        return False
+    return any(difference(x, y) > case.tolerance_or(1.0) for x, y in zip(some.made, others.made, strict=True))
+
+
 def queries_matter(subject: Subject, case: Case, inputs: list[Tensor]) -> Finding:
     """Returns whether other queries give other outputs, where queries are handed over beside their keys.
 
@@ -56,9 +83,7 @@ def queries_matter(subject: Subject, case: Case, inputs: list[Tensor]) -> Findin
             )
         keys = [case.draw(*x.shape, stream=88 + n) for n, x in enumerate(inputs[1:])]
         after = _run(subject, case, [inputs[0], *keys])[1]
-    follows_keys = len(after.made) == len(softmaxes.made) and any(
-        difference(x, y) > case.tolerance_or(1.0) for x, y in zip(after.made, softmaxes.made, strict=True)
-    )
+    follows_keys = _differ(softmaxes, after, case)
     return Finding(math.inf, 0.0, f"{what}: is something else taken for the queries?", noted=not follows_keys)
 
 

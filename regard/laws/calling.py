@@ -79,17 +79,22 @@ class Caller:
         self.changed_inputs = False  # whether any call has written into its inputs
         self.changed_masks = False  # and into its masks
 
-    def call_fresh(self, case: Case, *calls: list[Tensor]) -> Tensor:
-        """Makes some calls in a row of a copy that has never been called, and returns the output of the last one."""
+    def call_fresh(self, case: Case, *calls: list[Tensor], visible: Tensor | None = None) -> Tensor:
+        """Makes some calls in a row of a copy that has never been called, and returns the output of the last one.
+
+        All calls but the last are given the mask `visible`.
+        """
         used = self.f
         self.f = deepcopy(self.pristine)
         try:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(case.seed)  # what is drawn in the first call of all is the same then
-                outputs = [self.call(case, inputs) for inputs in calls]
+                for inputs in calls[:-1]:
+                    self.call(case, inputs, visible)
+                out = self.call(case, calls[-1])
         finally:
             self.f = used
-        return outputs[-1]
+        return out
 
     def draw_inputs(self, case: Case, S: int | None = None) -> list[Tensor]:
         """Returns the tensors that laws draw: q, k, v with heads, tokens, or tokens and their context."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from regard.laws.asking import queries_matter
+from regard.laws.asking import inputs_matter
 from regard.laws.case import Case, CouldNotBeAsked, DoesNotApply, Finding, difference, worst
 from regard.laws.subjects import Subject
 
@@ -64,6 +64,13 @@ def calls_are_pure(subject: Subject, case: Case) -> Finding:
             alone = call_fresh(case, copies)
         kept = difference(after_another, alone, scale)
         findings.append(Finding(kept, case.tolerance_or(1.0), kept_what))
+        if subject.takes_visible and case.T > 1:
+            visible = torch.ones(case.B, case.T, dtype=torch.bool, device=case.device)
+            visible[:, -1] = False
+            with torch.no_grad():
+                after_mask = call_fresh(case, copies, copies, visible=visible)
+            what = "outputs without a mask, after a call with one: is a mask kept, or written into a buffer?"
+            findings.append(Finding(difference(after_mask, alone, scale), case.tolerance_or(1.0), what))
     return worst(findings)
 
 
@@ -102,7 +109,7 @@ def other_tokens_matter(subject: Subject, case: Case) -> Finding:
         if zero:
             what += f": {zero} is all zero, as layers begin that are to be switched on by training"
         return Finding(error, 0.0, what, noted=bool(zero))
-    asks = queries_matter(subject, case, inputs)
+    asks = inputs_matter(subject, case, inputs)
     return asks._replace(noted=asks.noted or bool(_zero_parameter(subject)))
 
 
