@@ -50,7 +50,7 @@ def bench(
     plugin: Annotated[list[str] | None, typer.Option(help="A file.py[:name] to race, too; repeatable.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Short lengths and few repeats: half a minute.")] = False,
     patience: Annotated[
-        float | None, typer.Option(help="Skip lengths at which a run should take more seconds.")
+        float | None, typer.Option(help="Skip runs that would take more than this many seconds.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of random features and of the laws' cases.")] = 0,
     out: Annotated[

@@ -98,7 +98,7 @@ def _check_kv_heads(config: StackConfig, kv_heads: int) -> None:
     present = config.attention.groups or config.attention.heads
     divisors = [n for n in range(1, present) if present % n == 0]
     if not divisors:
-        raise ConvertError("--kv-heads: the model already has one key/value head, so there cannot be fewer")
+        raise ConvertError("--kv-heads: the model has one key/value head already, so there cannot be fewer")
     if kv_heads not in divisors:
         raise ConvertError(
             f"--kv-heads {kv_heads}: expected one of {', '.join(map(str, divisors))}, which divide the model's "
