@@ -39,7 +39,21 @@ KEY_WIDTHS = ("d_k", "dk", "head_dim", "d_head", "head_size")
 DROPOUTS = ("dropout", "dropout_p", "dropout_rate", "attn_dropout", "p_drop")
 MODULES = ("module", "layer")
 # Numbers of visible keys, which say less than a mask: None is passed for them if they must be given.
-LENGTHS = ("valid_lens", "valid_len", "valid_length", "lengths", "seq_lens", "key_lens")
+LENGTHS = (
+    *(
+        "valid_lens",
+        "valid_len",
+        "valid_length",
+        "valid_lengths",
+        "lengths",
+        "lens",
+        "seq_lens",
+        "seq_lengths",
+        "seqlens",
+    ),
+    *("sequence_lengths", "key_lens", "key_lengths", "k_lens", "kv_lens", "src_len", "src_lens", "src_lengths"),
+    *("input_lengths", "memory_lengths", "context_lens", "x_lens", "x_lengths"),
+)
 FILLED = (*HEAD_COUNTS, *SCALES, *KEY_WIDTHS, *DROPOUTS, *MODULES, *LENGTHS, "training")
 # Where sequences begin that are packed one after another [total,H,K], and how long the longest is.
 _STARTS = re.compile(r"cu_?(?:seq_?)?lens?(?:gths?)?(?:_(?P<side>q|k|kv|v))?", re.IGNORECASE)
@@ -260,6 +274,11 @@ def says_boolean(f: Any, name: str) -> bool:
 def says_other_mask(f: Any, name: str) -> bool:
     """Returns whether a docstring says that a mask is of another kind: of documents, heads or blocks, or a factor."""
     return any(_OTHER_MASK.search(told) for told in _told_of(f, name))
+
+
+def says_lengths(f: Any, name: str) -> bool:
+    """Returns whether a docstring says that lengths are of what is no padding."""
+    return any(re.search(r"\b(?:valid|real|true|actual|unpadded|pad\w*)\b", told, re.I) for told in _told_of(f, name))
 
 
 def says_rank(f: Any, name: str) -> int | None:
