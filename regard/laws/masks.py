@@ -13,8 +13,9 @@ import torch
 
 from regard.laws.calling import Caller
 from regard.laws.case import Case, CouldNotBeAsked, difference
+from regard.laws.docstrings import says_boolean, says_lengths, says_mask, says_other_mask, says_rank
 from regard.laws.layouts import MaskForm, possible_forms
-from regard.laws.signatures import CERTAIN_MASKS, says_boolean, says_lengths, says_mask, says_other_mask, says_rank
+from regard.laws.signatures import CERTAIN_MASKS
 
 UNMOVED = 1e-9  # how much outputs may change, by another order of sums, with what is not read
 
