@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from regard.laws import Case, CouldNotBeAsked, Finding, SameAs, Subject, ask, subject
+from regard.laws.docstrings import says_mask
 from regard.laws.layouts import HEADS_LAST
-from regard.laws.signatures import ANY_MASKS, KEY_MASKS, find_softcap, says_mask
+from regard.laws.signatures import ANY_MASKS, KEY_MASKS, find_softcap
 
 LAYOUT_WORDS = {
     "heads last": "q, k, v [B,T,H,K]",

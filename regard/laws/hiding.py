@@ -57,8 +57,7 @@ def _find_form(call: ProbedCaller, name: str) -> MaskForm | None:
             return form
         if remains < WEAKENED:
             weak = weak or form
-        if form.shape != "lengths" or name in call.required:  # else it may be lengths of something else
-            fallback = fallback or form
+        fallback = fallback or form
     return weak or fallback
 
 

@@ -13,8 +13,9 @@ import torch
 
 from regard.laws.calling import Caller
 from regard.laws.case import Case, CouldNotBeAsked, difference
+from regard.laws.docstrings import says_boolean, says_lengths, says_mask, says_other_mask, says_rank
 from regard.laws.layouts import MaskForm, possible_forms
-from regard.laws.signatures import CERTAIN_MASKS, says_boolean, says_mask, says_other_mask, says_rank
+from regard.laws.signatures import CERTAIN_MASKS
 
 UNMOVED = 1e-9  # how much outputs may change, by another order of sums, with what is not read
 
@@ -35,7 +36,7 @@ class MaskReading(NamedTuple):
 def read_mask(call: Caller, case: Case, form: MaskForm, hides: Callable[[MaskForm], bool]) -> MaskReading:
     """Returns how a mask is asked, from the form found by trying; `hides` tells of a form whether it hides a key."""
     if form.shape == "lengths":
-        return _of(form)
+        return _read_lengths(call, case, form, hides)
     said = says_mask(call.pristine, form.name)
     if hides(form):
         if form.marks in ("added", "ones"):
@@ -70,6 +71,27 @@ def _of(form: MaskForm) -> MaskReading:
     return MaskReading(form if form.has_batch else None, form if form.has_pairs else None)
 
 
+def _read_lengths(call: Caller, case: Case, form: MaskForm, hides: Callable[[MaskForm], bool]) -> MaskReading:
+    """Returns how lengths are asked, which hide all keys beyond them; lengths of something else hide none."""
+    try:
+        are_lengths = hides(form)
+        reads, is_exact = _look(call, case, form)
+    except CouldNotBeAsked:  # one number for all sequences, or of another kind
+        return MaskReading(None, None)
+    if are_lengths and not is_exact:
+        blame = f"the first key beyond {form.name} is seen: is its position compared by ≤ where < belongs?"
+        return _of(form)._replace(blame=blame)
+    if are_lengths or form.name in call.required:
+        return _of(form)
+    if says_lengths(call.pristine, form.name):
+        return _of(form)._replace(blame=f"what is said of {form.name} makes it hide the keys beyond, and it hides none")
+    if reads:
+        return MaskReading(
+            None, None, remark=f"{form.name} changes outputs and hides no key beyond; it was not asked about"
+        )
+    return MaskReading(None, None)
+
+
 def _read_numbers(call: Caller, case: Case, form: MaskForm, hides: Callable[[MaskForm], bool]) -> MaskReading:
     """Returns how a mask of numbers that hides keys is asked: as a boolean if it is said to be one, and hides none."""
     said = says_mask(call.pristine, form.name)
@@ -101,9 +123,13 @@ def _forms_that_run(call: Caller, case: Case, like: MaskForm) -> Iterator[MaskFo
 
 
 def _run(call: Caller, case: Case, form: MaskForm | None, inputs: list[torch.Tensor]) -> torch.Tensor:
-    """Returns the output with the last token but one hidden by a mask of this form, or without any mask."""
+    """Returns the output with the last token but one hidden by a mask of this form, or without any mask.
+
+    Lengths hide the last one, too.
+    """
     visible = torch.ones(case.B, case.T, dtype=torch.bool, device=case.device)
     visible[:, case.T - 2] = False
+    visible[:, case.T - 1] = form is None or form.shape != "lengths"
     call.key_mask, call.pair_mask = form, None
     with torch.no_grad():
         return call.call(case, inputs, visible)

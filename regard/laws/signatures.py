@@ -39,7 +39,21 @@ KEY_WIDTHS = ("d_k", "dk", "head_dim", "d_head", "head_size")
 DROPOUTS = ("dropout", "dropout_p", "dropout_rate", "attn_dropout", "p_drop")
 MODULES = ("module", "layer")
 # Numbers of visible keys, which say less than a mask: None is passed for them if they must be given.
-LENGTHS = ("valid_lens", "valid_len", "valid_length", "lengths", "seq_lens", "key_lens")
+LENGTHS = (
+    *(
+        "valid_lens",
+        "valid_len",
+        "valid_length",
+        "valid_lengths",
+        "lengths",
+        "lens",
+        "seq_lens",
+        "seq_lengths",
+        "seqlens",
+    ),
+    *("sequence_lengths", "key_lens", "key_lengths", "k_lens", "kv_lens", "src_len", "src_lens", "src_lengths"),
+    *("input_lengths", "memory_lengths", "context_lens", "x_lens", "x_lengths"),
+)
 FILLED = (*HEAD_COUNTS, *SCALES, *KEY_WIDTHS, *DROPOUTS, *MODULES, *LENGTHS, "training")
 # Where sequences begin that are packed one after another [total,H,K], and how long the longest is.
 _STARTS = re.compile(r"cu_?(?:seq_?)?lens?(?:gths?)?(?:_(?P<side>q|k|kv|v))?", re.IGNORECASE)
@@ -92,23 +106,10 @@ _SIZES_HEADS_LAST = re.compile(
 )
 
 
-# What a docstring says of a mask: a value, and what becomes of keys that have it.
-_VALUES = re.compile(r"\b(?:(?P<true>True|1s?|ones?)|(?P<false>False|0s?|zeros?))\b")
-_HIDES = re.compile(
-    r"\b(?:hid(?:e|es|den|ing)|mask(?:s|ed)?(?: out)?|ignored?|excluded?|pad(?:s|ding|ded)?|blocked)\b", re.I
-)
-_SHOWS = re.compile(r"\b(?:keeps?|kept|visible|seen|see|attend(?:s|ed)?|allowed|valid|real|shown?)\b", re.I)
-_BOOLEAN = re.compile(r"\b(?:bool(?:ean)?s?|True|False)\b", re.I)
-_OTHER_MASK = re.compile(
-    r"\b(?:segments?|documents?|blocks?|dropout|dropped|multipl\w+|soft|gates?|factors?|heads?)\b", re.I
-)
-_DENIES = re.compile(r"\b(?:not|never|cannot|no|un\w+|dis\w+|in(?:visible|valid))\b|n't\b", re.I)
-
-
 def parameter_names(f: Callable[..., Any]) -> list[str]:
     """Returns the names of all parameters."""
     try:
-        signature = inspect.signature(_callable_of(f))
+        signature = inspect.signature(callable_of(f))
     except ValueError:  # a builtin
         return list(_BUILTIN_PARAMETERS)
     return list(signature.parameters)
@@ -118,7 +119,7 @@ def required_names(f: Callable[..., Any]) -> list[str]:
     """Returns the names of the parameters that have no default."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     try:
-        signature = inspect.signature(_callable_of(f))
+        signature = inspect.signature(callable_of(f))
     except ValueError:
         return list(_BUILTIN_PARAMETERS[:3])
     return [n for n, p in signature.parameters.items() if p.kind in kinds and p.default is p.empty]
@@ -127,7 +128,7 @@ def required_names(f: Callable[..., Any]) -> list[str]:
 def takes_none(f: Callable[..., Any], name: str) -> bool:
     """Tells whether a parameter has a default that is None or a number; a boolean default makes it a switch."""
     try:
-        parameter = inspect.signature(_callable_of(f)).parameters.get(name)
+        parameter = inspect.signature(callable_of(f)).parameters.get(name)
     except ValueError:
         return False
     if parameter is None or isinstance(parameter.default, bool):
@@ -175,7 +176,7 @@ def packing_names(f: Callable[..., Any]) -> dict[str, tuple[str, str]]:
 def wants_names(f: Callable[..., Any]) -> bool:
     """Returns whether some tensors must be given by their names."""
     try:
-        parameters = inspect.signature(_callable_of(f)).parameters
+        parameters = inspect.signature(callable_of(f)).parameters
     except ValueError:
         return False
     return any(parameters[name].kind is inspect.Parameter.KEYWORD_ONLY for name in data_names(f))
@@ -204,84 +205,9 @@ def says_heads_last(f: Any) -> bool:
     if _HEADS_FIRST.search(words) or _HEADS_LAST.search(words):
         return not _HEADS_FIRST.search(words)
     try:
-        return bool(_SIZES_HEADS_LAST.search(inspect.getsource(_callable_of(f))))
+        return bool(_SIZES_HEADS_LAST.search(inspect.getsource(callable_of(f))))
     except (OSError, TypeError):  # typed into a console: there is no source to read
         return False
-
-
-def says_mask(f: Any, name: str) -> str | None:
-    """Returns what True or 1 means in a mask by the docstring: "visible" or "hidden"; None where it is not clear."""
-    said = set()
-    for told in _told_of(f, name):
-        if re.search(r"\binf|1e\d|∞|added to", told):
-            return None  # numbers that are added to scores
-        for clause in re.split(r"[.;,\n]|\band\b|\bbut\b|\bwhile\b", told):
-            said.add(_read_clause(clause))
-    said.discard(None)
-    if len(said) != 1:
-        return None
-    return said.pop()
-
-
-def _told_of(f: Any, name: str) -> list[str]:
-    """Returns what docstrings say of a parameter; a module's is read where it quotes the name and no other tells."""
-    docs = [inspect.getdoc(f) or ""]
-    if isinstance(f, nn.Module):
-        docs = [type(f).__doc__ or "", f.forward.__doc__ or ""]
-    told = _passages(docs, rf"\b{re.escape(name)}\b(?!\s*=)")
-    if not told:
-        around = getattr(_callable_of(f), "__globals__", {}).get("__doc__") or ""
-        told = _passages([around], rf"`{re.escape(name)}`")
-    return told
-
-
-def _passages(docs: list[str], name: str) -> list[str]:
-    """Returns what follows a name in docstrings: up to a blank line, or one that begins with another name."""
-    found = [(words, re.search(name, words)) for words in docs]
-    return [
-        re.split(r"\n\s*\n|\n\s*(?:- *)?`?\w+`?\s*(?:\([^)]*\))?:", words[place.end() :])[0]
-        for words, place in found
-        if place is not None
-    ]
-
-
-def says_boolean(f: Any, name: str) -> bool:
-    """Returns whether a docstring or the annotation says that a mask may be boolean."""
-    try:
-        parameter = inspect.signature(_callable_of(f)).parameters.get(name)
-    except ValueError:
-        return False
-    if parameter is not None and re.search(r"\bBool(Tensor)?\b", str(parameter.annotation)):
-        return True
-    clauses = [clause for told in _told_of(f, name) for clause in re.split(r"[.;,\n]|\bor\b", told)]
-    return any(_BOOLEAN.search(clause) and not _DENIES.search(clause) for clause in clauses)
-
-
-def says_other_mask(f: Any, name: str) -> bool:
-    """Returns whether a docstring says that a mask is of another kind: of documents, heads or blocks, or a factor."""
-    return any(_OTHER_MASK.search(told) for told in _told_of(f, name))
-
-
-def says_rank(f: Any, name: str) -> int | None:
-    """Returns how many axes a mask has by its docstring, as two in "(B, S)"; None where it does not say."""
-    shapes = [re.search(r"[\[(]\s*(\w+(?:\s*[,x×]\s*\w+)+)\s*[\])]", told) for told in _told_of(f, name)]
-    return next((len(re.split(r"[,x×]", shape[1])) for shape in shapes if shape is not None), None)
-
-
-def _read_clause(clause: str) -> str | None:
-    """Returns what a clause says that True or 1 means in a mask, as in "1 for what to keep" or "False hides"."""
-    values = {match.lastgroup for match in _VALUES.finditer(clause)}
-    hides = bool(_HIDES.search(_VALUES.sub("", clause)))
-    shows = bool(_SHOWS.search(clause))
-    if len(values) != 1 or hides == shows:
-        return None
-    if shows and _DENIES.search(clause):
-        hides = True
-    elif _DENIES.search(clause):
-        return None
-    if values == {"false"}:
-        hides = not hides
-    return "hidden" if hides else "visible"
 
 
 def attends_twice(f: Any) -> bool:
@@ -368,7 +294,7 @@ def _find_declared(f: Any, names: tuple[str, ...]) -> float | None:
     """Returns the first positive number by one of some names, of a parameter's default or an attribute."""
     said: list[Any] = []
     try:
-        parameters = inspect.signature(_callable_of(f)).parameters
+        parameters = inspect.signature(callable_of(f)).parameters
         said = [parameters[name].default for name in names if name in parameters]
     except (ValueError, TypeError):  # a builtin, or nothing to call
         pass
@@ -385,7 +311,8 @@ def _read_number(module: nn.Module, name: str) -> int | None:
     return None
 
 
-def _callable_of(f: Callable[..., Any]) -> Callable[..., Any]:
+def callable_of(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns what is called: a module's `forward`, or the function itself."""
     if isinstance(f, nn.Module):
         return f.forward
     return f

@@ -115,6 +115,39 @@ def hides_by_almost_nothing(q, k, v, attention_mask=None):
     return raw.softmax(-1) @ v
 
 
+def hide_beyond(raw, lengths):
+    return raw.masked_fill(torch.arange(raw.shape[-1]) >= lengths[:, None, None, None], -torch.inf)
+
+
+@wrong("hidden", "the first key beyond lengths is seen: is its position compared by ≤")
+def sees_one_beyond(q, k, v, lengths=None):
+    raw = scores(q, k, causal=False)
+    return (raw if lengths is None else hide_beyond(raw, lengths + 1)).softmax(-1) @ v
+
+
+@wrong("hidden", "the first key beyond src_lens is seen")
+def must_have_lengths(q, k, v, src_lens):
+    return hide_beyond(scores(q, k, causal=False), src_lens + 1).softmax(-1) @ v
+
+
+@wrong("batch", "padded right")
+def sees_one_fewer(q, k, v, seq_lengths=None):
+    raw = scores(q, k, causal=False)
+    return (raw if seq_lengths is None else hide_beyond(raw, (seq_lengths - 1).clamp(min=1))).softmax(-1) @ v
+
+
+@wrong("hidden", "what is said of valid_lens makes it hide the keys beyond")
+def forgets_lengths(q, k, v, valid_lens=None):
+    """valid_lens [B]: how many tokens of each sequence are no padding."""
+    return scores(q, k, causal=False).softmax(-1) @ v
+
+
+@right
+def with_lengths(q, k, v, lengths=None):
+    raw = scores(q, k, causal=False)
+    return (raw if lengths is None else hide_beyond(raw, lengths)).softmax(-1) @ v
+
+
 @right
 def takes_booleans_and_numbers(q, k, v, attn_mask=None):
     """attn_mask may be boolean (True = attend) or float (added)."""
@@ -172,7 +205,14 @@ def biased_by_its_mask(q, k, v, key_mask=None):
     return (raw if key_mask is None else raw + 0.1 * key_mask[:, None, None]).tanh() @ v
 
 
+def scaled_by_lengths(q, k, v, lengths=None):
+    """Sharper where sequences are long, as some count it."""
+    raw = scores(q, k, causal=False)
+    return (raw if lengths is None else raw * (1 + lengths).log()[:, None, None, None]).softmax(-1) @ v
+
+
 NOTED = {
+    scaled_by_lengths: "lengths changes outputs and hides no key beyond",
     divides_again: "visible keys lose all weight: is a mask laid over weights",
     by_documents: "attention_mask hides a token's key from all others and not from itself",
     with_factors: "mask hides no key, and is said to be another kind of mask",
