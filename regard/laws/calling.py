@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -72,7 +72,7 @@ class Caller:
         self.key_mask: MaskForm | None = None
         self.pair_mask: MaskForm | None = None
         self.mask_blame = ""  # why a mask should hide keys that was seen to hide none
-        self.mask_remarks: Sequence[str] = ()  # on masks that hide no keys, and need not
+        self.mask_remarks: tuple[str, ...] = ()  # on masks that hide no keys, and need not
         # What a mask that must be given is filled with until its meaning is known; None where None will do.
         self.filler: MaskForm | None = None
         self.pools = False  # whether the number of its outputs is the same for any number of tokens

@@ -36,7 +36,7 @@ def find_masks(call: ProbedCaller) -> None:
     call.key_mask = asked.keys
     call.mask_blame = asked.blame
     call.pair_mask = next((reading.pairs for reading in read if reading.pairs is not None), None)
-    call.mask_remarks = [reading.remark for reading in read if reading.remark]
+    call.mask_remarks = tuple(reading.remark for reading in read if reading.remark)
 
 
 def _find_form(call: ProbedCaller, name: str) -> MaskForm | None:

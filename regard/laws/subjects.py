@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,7 @@ class Subject:
     pools = False
     reads_context = False
     mask_blame = ""
-    mask_remarks: Sequence[str] = ()
+    mask_remarks: tuple[str, ...] = ()
 
     def __init__(self, label: str, source: str) -> None:
         self.label = label

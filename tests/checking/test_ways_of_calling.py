@@ -262,7 +262,7 @@ def test_a_factor_of_the_scores_inside_a_module_is_named_unless_it_is_learned():
 
 
 class ShowsWhatOthersHide(Heads):
-    """Its key_padding_mask goes to PyTorch's function as it is, where True may be seen."""
+    """Its mask of keys goes to PyTorch's function as it is, which hides what is False."""
 
     def forward(self, x, key_padding_mask=None):
         q, k, v = (self.split(part) for part in self.c_attn(x).chunk(3, -1))
