@@ -144,6 +144,14 @@ def test_the_file_names_a_text_that_its_model_can_read(tokenizer, example, tmp_p
     assert capsys.readouterr().out.startswith("[0, " if tokenizer is None else example)
 
 
+def test_the_file_names_characters_that_its_model_does_not_know(tmp_path, monkeypatch):
+    model = small(vocabulary=9, length=16)
+    model.tokenizer = Characters("abc de")
+    monkeypatch.setattr("sys.argv", ["model.py", "abba!"])
+    with pytest.raises(SystemExit, match=r"does not know \['!'\]"):
+        runpy.run_path(str(eject(model, tmp_path / "plain")), run_name="__main__")
+
+
 @pytest.mark.parametrize("tokenizer", [Characters(sorted("abc de"), ()), Bytes(), "bpe", None], ids=str)
 def test_the_file_writes_text_where_regard_is_not(tokenizer, tmp_path):
     if tokenizer == "bpe":

@@ -353,6 +353,8 @@ def _write_text(model: GPT, text: str, limit: int | None) -> str:
         read = [
             '    known = json.loads((here / "tokenizer.json").read_text("utf-8"))',
             '    tokens = [*known["special"], *known["characters"]]',
+            "    if unknown := sorted(set(text) - set(tokens)):",
+            '        sys.exit(f"the model does not know {unknown}")',
             "    ids = [tokens.index(c) for c in text]",
             '    write = lambda row: "".join(tokens[i] for i in row)',
         ]
