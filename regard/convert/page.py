@@ -110,6 +110,9 @@ def _compare_states(row: Row) -> list[object]:
     """Returns the sentence about the bytes of a state before and after, in parts for `join`."""
     before = row["before"]["bytes"]
     after = row["after"]["bytes"]
+    if before == after:
+        text = f"After {row['tokens']:,} tokens its state has {_format_bytes(after)}, "
+        return [text, strong("as much as before"), ": within a window every mechanism keeps keys and values."]
     ratio = f"{before / after:.3g} times less"
     if before < after:
         ratio = f"{after / before:.3g} times more"

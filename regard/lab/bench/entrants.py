@@ -52,7 +52,9 @@ def entrants(
     own = [lookup(name).name for name in names]
     if not own and not plugins:
         own = list(mechanisms())
-    racing = [_our_entrant(name, config) for name in own if name != "linear"]  # its features would have to be given
+    apart = {"linear"}  # its features would have to be given
+    apart |= {subject.label for subject in plugins if isinstance(subject, MechanismSubject)}  # named, or not, they race
+    racing = [_our_entrant(name, config) for name in own if name not in apart]
     racing += [_plugin_entrant(subject, config) for subject in plugins]
     likes = {entrant.like for entrant in racing}
     return racing + [_peer_entrant(peer, config) for peer in PEERS if peer.name in peers and peer.like in likes]
