@@ -44,7 +44,11 @@ def import_file(path: str | Path) -> ModuleType:
         raise PluginError(f"no file {quote(str(file))}; expected --plugin file.py")
     name = f"{_PREFIX}{file.stem}"
     _IMPORTED[name] = PluginFile(str(path), _hash(file))
-    return run_file(file, name, PluginError)
+    try:
+        return run_file(file, name, PluginError)
+    except BaseException:
+        del _IMPORTED[name]
+        raise
 
 
 def run_file(file: Path, name: str, error: type[RegardError]) -> ModuleType:
@@ -109,7 +113,7 @@ def words(names: Iterable[str]) -> list[str]:
 
 def imported_paths() -> list[str]:
     """Returns the paths of all files imported in this process, so that a worker process can import them too."""
-    return [file.path for file in _IMPORTED.values()]
+    return [file.path for file in _IMPORTED.values() if Path(file.path).is_file()]
 
 
 def mechanism_names(config: Any) -> Iterator[str]:

@@ -11,7 +11,6 @@ whatever ended the process that wrote there; a training that is stopped saves wh
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import selectors
 import subprocess
@@ -23,6 +22,7 @@ from typing import Any
 import torch
 
 from regard.errors import RunError
+from regard.reading import parse_json
 from regard.train.progress import Lines, Progress
 
 GRACE = 15.0  # seconds for a training to save what it has
@@ -77,7 +77,7 @@ class Worker:
             raise RunError(f"{self.training}: the process that trained it has ended with exit code {code}")
         *lines, self.unread = (self.unread + data).split(b"\n")
         for line in lines:
-            said = json.loads(line)
+            said = parse_json(line, "the report of a training", RunError)
             if "error" in said:
                 raise RunError(f"{self.training}: {said['error']}")
             if "note" in said:

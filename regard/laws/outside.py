@@ -71,7 +71,7 @@ def batch_does_not_matter(subject: Subject, case: Case) -> Finding:
             padded, visible = _pad(subject, case, inputs, b)
             out = subject.run(plain, padded, visible)
             kept = out[0]
-            if not subject.pools:
+            if not subject.pools and not subject.queries_meet:
                 kept = out[_expand(visible, out, subject)].view(whole[b].shape)
             found = compare(kept, b, f"sequence {b} padded {case.padding}")
             if found.exceeded and case.padding != "right" and subject.knows_positions:
@@ -109,6 +109,9 @@ def _pad(subject: Subject, case: Case, inputs: list[Tensor], b: int) -> tuple[li
     padded = []
     for n, x in enumerate(inputs):
         sequence = x[b : b + 1]
+        if n == 0 and subject.queries_meet:  # they attend to one another, and the mask is that of their context
+            padded.append(sequence)
+            continue
         shape = list(sequence.shape)
         shape[subject.token_axis] = longer
         filled = 3 * case.draw(*shape, stream=20 + n)

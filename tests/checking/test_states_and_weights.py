@@ -188,7 +188,7 @@ def test_an_exception_in_some_cases_is_told():
     verdicts = regard.check(not_three, only=["heads"], draws=8)
     assert verdicts[0].status == "holds" and verdicts.ok and verdicts.asked
     assert not verdicts.problems
-    assert "nothing is said" in verdicts.unasked[0] and "three rows are not supported" in verdicts.unasked[0]
+    assert "not judged" in verdicts.unasked[0] and "three rows are not supported" in verdicts.unasked[0]
 
 
 def test_assert_lawful_fails_where_nothing_could_be_compared():

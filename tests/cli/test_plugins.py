@@ -185,3 +185,16 @@ def test_a_command_goes_on_with_the_files_that_were_named_to_it_alone(regard_):
     assert again("regard run --resume k") == "regard run --resume k --plugin mine.py"
     import_plugins(None)  # the next command of this process, which knows the mechanism without naming its file
     assert again("regard run --resume k") == "regard run --resume k"
+
+
+def test_a_file_that_fails_is_not_imported_again_by_other_processes(tmp_path):
+    bad = tmp_path / "bad.py"
+    bad.write_text("raise ValueError('half done')\n")
+    gone = tmp_path / "gone.py"
+    gone.write_text("")
+    with pytest.raises(PluginError, match="half done"):
+        plugins.import_file(bad)
+    plugins.import_file(gone)
+    assert str(gone) in plugins.imported_paths() and str(bad) not in plugins.imported_paths()
+    gone.unlink()
+    assert str(gone) not in plugins.imported_paths()

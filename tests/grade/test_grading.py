@@ -27,7 +27,7 @@ def judged(grader, tmp_path):
     def judge(text, name="someone.py"):
         path = tmp_path / name
         path.write_text(text)
-        limits = QUICK if "while True" in text else PATIENT
+        limits = QUICK if "while True" in text or "sleep" in text else PATIENT
         return grader.grade(load_spec("merging"), Submission(path.stem, path), limits)
 
     return judge
@@ -46,6 +46,7 @@ def replaced(name, body):
     ("body", "status", "words"),
     [
         ("while True: pass", "timeout", "longer than the 1 s that"),
+        ("import time; time.sleep(60)", "timeout", "longer than the 1 s that"),
         ("sys.exit(0)", "error", "sys.exit"),
         ("os._exit(0)", "error", "ended its own process"),
         ("os.kill(os.getpid(), 11)", "error", "segmentation fault"),
@@ -68,10 +69,18 @@ def test_a_fault_costs_its_item_and_no_other(judged, body, status, words):
     assert all(outcome.passed for outcome in others), [o.text for o in others]
 
 
+def test_a_wait_for_a_busy_machine_costs_nothing(judged):
+    """The limit of 1 s is one of CPU time; only what takes several times as long by the clock is stopped, too."""
+    body = "    if not slept:\n        time.sleep(1.3)\n        slept.append(1)\n    return right(*given)\n"
+    waits = f"{RIGHT}\n\nimport time\n\nright, slept = split_heads, []\n\n\ndef split_heads(*given):\n{body}"
+    outcomes = by_item(judged(waits))
+    assert all(outcome.passed for outcome in outcomes.values()), [o.text for o in outcomes.values()]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("def split_heads(:", "no Python: invalid syntax in line 1"),
+        ("def split_heads(:", "not valid Python: invalid syntax in line 1"),
         ("import sys\nsys.exit()", "sys.exit"),
         ("while True: pass", "While the file was imported"),
         ("import nothing_of_that_name", "No module named 'nothing_of_that_name'"),

@@ -406,7 +406,7 @@ def test_a_resumed_run_has_the_same_bits(optimizer, roberta, tmp_path):
     stage.resume(tmp_path / "cut")
     assert bits(whole) == bits(tmp_path / "cut")
     steps = {row["step"]: row for row in whole.metrics() if "dev/accuracy" in row}
-    assert whole.best == max(steps, key=lambda step: (steps[step]["dev/accuracy"], -step))
+    assert whole.best == max(steps, key=lambda step: (steps[step]["dev/accuracy"], -steps[step]["dev/loss"], step))
 
 
 def test_it_learns_what_words_alone_do_not_say(tmp_path):
@@ -440,7 +440,7 @@ def test_the_experiment(done, roberta):
     assert [row["batch"] for row in results["models"]] == [8, 8, 10]
     for row in results["models"]:
         assert [round(e["epoch"]) for e in row["evaluations"]] == [1, 2]
-        best = max(row["evaluations"], key=lambda e: e["dev/accuracy"])
+        best = max(row["evaluations"], key=lambda e: (e["dev/accuracy"], -e["dev/loss"], e["epoch"]))
         trained = max(row["evaluations"], key=lambda e: e["train/accuracy"])
         assert row["best_train_epoch"] == trained["epoch"]
         assert row["best_epoch"] == best["epoch"] and row["dev"]["accuracy"] == pytest.approx(best["dev/accuracy"])
