@@ -60,7 +60,6 @@ LAWS.update(
         "weights": parallel_is_weights,
         "recurrent": recurrent_is_parallel,
         "rows": rows_sum_to_one,
-        "averages": outputs_are_averages,
         "looks-ahead": looks_ahead,
         "cross": written_is_cross,
         "hidden": hidden_keys_are_inert,
@@ -74,6 +73,7 @@ LAWS.update(
         "queries": queries_are_independent,
         "pure": calls_are_pure,
         "attends": other_tokens_matter,
+        "averages": outputs_are_averages,
         "precision": numbers_bear_large_scores,
     }
 )
