@@ -142,9 +142,10 @@ def _read_results(folder: Path) -> None:
 @kind("sweep results", "sweep/results.json", damage_json)
 @kind("sweep database", "sweep/trials.db", damage_bytes)
 def read_sweep_results(corpus: Path) -> None:
+    from regard.lab.runs.listing import _summarize_results
     from regard.sweep.run import Sweep
 
-    _read_results(corpus / "sweep")
+    _summarize_results(corpus / "sweep")  # its page is that of the sweep, which results.json does not draw alone
     Sweep.open(corpus / "sweep").page()
 
 
