@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import regard
 from regard.cli.app import app
 from regard.convert.distil import Distil, DistilData, head_errors, layer_errors, scored_positions
-from regard.convert.page import convert_page
+from regard.convert.page import _compare_states, convert_page
 from regard.convert.run import convert, resume, start_conversion, train_stages
 from regard.convert.settings import ConvertConfig
 from regard.convert.surgery import attention_layers, changed_layers, converted
@@ -414,3 +414,9 @@ def test_one_key_value_head_keeps_what_was_learned_after_a_quarter_of_the_steps(
     right = {name: born(one, facts) for name, one in taught.models.items()}
     assert right["original"] > 0.8 and right["surgery"] < 0.4 * right["original"]
     assert right["uptraining"] >= 0.95 * right["original"]
+
+
+def test_a_state_that_a_window_holds_is_told_to_be_as_large_as_before():
+    row = {"tokens": 8192, "before": {"bytes": 262144}, "after": {"bytes": 262144}}
+    assert "as much as before" in "".join(map(str, _compare_states(row)))
+    assert "2 times less" in "".join(map(str, _compare_states(row | {"after": {"bytes": 131072}})))

@@ -29,6 +29,7 @@ from regard.lab.bench.memory import peak
 from regard.lab.bench.page import bench_page, picture
 from regard.lab.bench.results import RaceResults, RaceRow
 from regard.lab.bench.run import Race, race
+from regard.laws import subject
 from regard.reporting import write_report
 from regard.train.claim import claimed
 
@@ -302,3 +303,8 @@ def test_a_size_of_no_memory_tells_nothing_of_the_next() -> None:
     size = Race(**SMALL).size(256, "forward")
     assert bench._extrapolate(rows, size, lambda row: row.peak or 0, 4.0) == 0
     assert bench._extrapolate([replace(row, peak=0), replace(row, N=128)], size, lambda row: row.peak or 0, 4.0) > 0
+
+
+def test_a_mechanism_that_is_named_and_plugged_in_races_once() -> None:
+    found = bench_entrants.entrants(["softmax", "elu"], Race(**SMALL), [subject("elu")])
+    assert [(entrant.name, entrant.peer) for entrant in found] == [("softmax", False), ("elu", True)]
